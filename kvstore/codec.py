@@ -1,0 +1,359 @@
+"""Bytes of files ⇄ values, every version, with limits; no I/O. `docs/format.md` is the description.
+
+Every file but ``format.json`` is one frame: a 128-byte header, then the payload, then nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeVar
+
+import msgpack
+import msgspec
+from blake3 import blake3
+
+from .digest import (
+    ContentDigest,
+    SnapshotDigest,
+    content_digest,
+    record_digest,
+    snapshot_digest,
+    stored_hash,
+)
+from .errors import (
+    Corrupt,
+    CoverageCorrupt,
+    FormatTooNew,
+    InputInvalid,
+    ObjectCorrupt,
+    RefCorrupt,
+    SnapshotCorrupt,
+)
+from .identity import Identity
+from .items import decode_items, encode_items
+from .layout import Group, Layout
+from .snapshot import MAX_TOKENS, Coverage, Lineage, Receipt, Ref, Snapshot
+
+MAGIC = b"KVFERRY\0"
+VERSION = 1
+HEADER = 128
+RAW, PLAIN = 0, 0
+"""Codec id of content stored as it is; cipher id of no encryption."""
+
+_FIELDS = struct.Struct("<8sHBBB3sQQ32s32s")
+_T = TypeVar("_T")
+MAX_RECORD = 64 << 20
+"""Largest payload of a manifest, coverage or ref, in bytes."""
+MAX_OBJECT = 1 << 30
+"""Largest content of an object, in bytes."""
+
+
+class Kind(IntEnum):
+    """What a frame holds."""
+
+    OBJECT = 1
+    SNAPSHOT = 2
+    COVERAGE = 3
+    REF = 4
+
+
+_CORRUPT: dict[Kind, type[Corrupt]] = {
+    Kind.OBJECT: ObjectCorrupt,
+    Kind.SNAPSHOT: SnapshotCorrupt,
+    Kind.COVERAGE: CoverageCorrupt,
+    Kind.REF: RefCorrupt,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The fixed header. ``name``: digest of the plain content; ``stored``: BLAKE3 of the payload as stored."""
+
+    kind: Kind
+    content_length: int
+    stored_length: int
+    name: bytes
+    stored: bytes
+    codec: int = RAW
+    cipher: int = PLAIN
+
+
+def encode_header(header: Header) -> bytes:
+    """128 bytes; the last 32 are BLAKE3 of the first 96."""
+    fields = _FIELDS.pack(
+        MAGIC,
+        VERSION,
+        header.kind,
+        header.codec,
+        header.cipher,
+        b"\0\0\0",
+        header.content_length,
+        header.stored_length,
+        header.name,
+        header.stored,
+    )
+    return fields + blake3(fields).digest()
+
+
+def decode_header(data: bytes | memoryview, kind: Kind, what: str) -> Header:
+    """The header of a frame of ``kind``. ``what`` names the file in errors. Checks limits, touches no payload."""
+    corrupt = _CORRUPT[kind]
+
+    def bad(field: str, expected: object, found: object) -> Corrupt:
+        return corrupt(
+            f"{what}: {field}: expected {expected}, found {found}. The file is damaged or is not ours; "
+            f"`kvferry check` lists what is affected, and pulling again restores it.",
+            what=what,
+            field=field,
+        )
+
+    if len(data) < HEADER:
+        raise bad("length", f"at least {HEADER} bytes", len(data))
+    magic, version, kind_id, codec, cipher, reserved, content, stored_length, name, stored = _FIELDS.unpack_from(data)
+    if magic != MAGIC:
+        raise bad("magic", MAGIC, bytes(magic))
+    if bytes(data[_FIELDS.size : HEADER]) != blake3(data[: _FIELDS.size]).digest():
+        raise bad("header hash", blake3(data[: _FIELDS.size]).hexdigest(), bytes(data[_FIELDS.size : HEADER]).hex())
+    if version != VERSION:
+        raise FormatTooNew(
+            f"{what}: format version: this kvferry reads up to {VERSION}, found {version}. Upgrade kvferry to read it.",
+            supported=VERSION,
+            found=version,
+        )
+    if kind_id != kind:
+        raise bad("kind", int(kind), kind_id)
+    if codec != RAW or cipher != PLAIN:
+        raise FormatTooNew(
+            f"{what}: codec {codec}, cipher {cipher}: this kvferry reads codec {RAW}, cipher {PLAIN}. Upgrade kvferry.",
+            codec=codec,
+            cipher=cipher,
+        )
+    if reserved != b"\0\0\0":
+        raise bad("reserved bytes", "zero", reserved)
+    limit = MAX_OBJECT if kind is Kind.OBJECT else MAX_RECORD
+    if not 0 < content <= limit:
+        raise bad("content length", f"1 to {limit} bytes", content)
+    if stored_length != content:
+        raise bad("stored length of raw content", content, stored_length)
+    return Header(kind, content, stored_length, name, stored, codec, cipher)
+
+
+def object_header(parts: Sequence[bytes | memoryview]) -> tuple[ContentDigest, bytes]:
+    """The name and the header of a raw object whose content is ``parts``, one after another."""
+    name = content_digest(parts)
+    length = sum(len(p) for p in parts)
+    return name, encode_header(Header(Kind.OBJECT, length, length, name.raw, stored_hash(parts)))
+
+
+def check_object(header: Header, payload: bytes | memoryview, name: ContentDigest) -> None:
+    """Raises `ObjectCorrupt` unless ``payload`` is the content that ``name`` names."""
+    what = f"object {name}"
+    if header.name != name.raw:
+        raise ObjectCorrupt(f"{what}: name: expected {name}, found {header.name.hex()} in the file", name=name.hex)
+    if len(payload) != header.stored_length:
+        raise ObjectCorrupt(
+            f"{what}: length: expected {header.stored_length} bytes after the header, found {len(payload)}. "
+            f"Pull the snapshot again, or `kvferry check` to see what is affected.",
+            name=name.hex,
+        )
+    found = content_digest([payload])
+    if found != name:
+        raise ObjectCorrupt(
+            f"{what}: content digest: expected {name}, found {found}. "
+            f"Pull the snapshot again, or `kvferry check` to see what is affected.",
+            name=name.hex,
+        )
+
+
+def _record(kind: Kind, name: bytes, payload: bytes) -> bytes:
+    if len(payload) > MAX_RECORD:
+        raise InputInvalid(f"{kind.name.lower()}: expected at most {MAX_RECORD} bytes, found {len(payload)}")
+    return encode_header(Header(kind, len(payload), len(payload), name, stored_hash([payload]))) + payload
+
+
+def _payload(data: bytes, kind: Kind, what: str) -> tuple[bytes, bytes]:
+    """The checked payload of a whole small frame, and the content name that its header states."""
+    header = decode_header(data, kind, what)
+    payload = data[HEADER:]
+    corrupt = _CORRUPT[kind]
+    if len(payload) != header.stored_length:
+        raise corrupt(f"{what}: length: expected {header.stored_length} bytes after the header, found {len(payload)}")
+    if stored_hash([payload]) != header.stored:
+        raise corrupt(f"{what}: stored hash: expected {header.stored.hex()}, found {stored_hash([payload]).hex()}")
+    expected = snapshot_digest(payload).raw if kind is Kind.SNAPSHOT else record_digest(kind.name.lower(), payload)
+    if header.name != expected:
+        raise corrupt(f"{what}: content name: expected {expected.hex()}, found {header.name.hex()}")
+    return payload, header.name
+
+
+class _Group(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    name: str
+    window: int | None
+    layers: tuple[int, ...]
+    kv_heads: int
+    head_dim: int
+
+
+class _Layout(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    dtype: str
+    groups: tuple[_Group, ...]
+
+
+class _Receipt(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    tokens: tuple[int, ...]
+    asked: int
+    finish: str
+
+
+class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
+    identity: dict[str, Any]
+    layout: _Layout
+    namespace: str
+    items: bytes
+    blocks: bytes
+    lineages: tuple[dict[str, str], ...]
+    lineage: tuple[int, ...]
+    pending: int | None
+    head: str | None
+    receipt: _Receipt | None
+    model: str
+
+
+class _Coverage(msgspec.Struct, forbid_unknown_fields=True):
+    snapshot: bytes
+    runs: tuple[tuple[tuple[int, int], ...], ...]
+
+
+class _Ref(msgspec.Struct, forbid_unknown_fields=True):
+    label: str
+    snapshot: bytes
+    updated: int
+
+
+def _unique(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("duplicate map keys")
+    return value
+
+
+def _unpack(payload: bytes, shape: type[_T], corrupt: type[Corrupt], what: str) -> _T:
+    try:
+        plain = msgpack.unpackb(
+            payload,
+            use_list=False,
+            strict_map_key=True,
+            object_pairs_hook=_unique,
+            max_bin_len=36 * MAX_TOKENS,
+            max_str_len=1 << 20,
+            max_array_len=MAX_TOKENS,
+            max_map_len=4096,
+            max_ext_len=0,
+        )
+        if msgpack.packb(plain) != payload:
+            raise ValueError("not in canonical form")
+        return msgspec.convert(plain, shape)
+    except (ValueError, TypeError, msgpack.UnpackException, msgspec.ValidationError, RecursionError) as error:
+        raise corrupt(f"{what}: content: {error}. The file is damaged or was written by something else.") from error
+
+
+def encode_snapshot(snapshot: Snapshot) -> tuple[SnapshotDigest, bytes]:
+    """The digest that names a snapshot, and its file. Deterministic."""
+    receipt = snapshot.receipt
+    value: dict[str, Any] = {
+        "identity": snapshot.identity.wire(),
+        "layout": snapshot.layout.wire(),
+        "namespace": snapshot.namespace,
+        "items": encode_items(snapshot.items),
+        "blocks": b"".join(d.raw for block in snapshot.blocks for d in block),
+        "lineages": [dict(lineage.fields) for lineage in snapshot.lineages],
+        "lineage": snapshot.lineage,
+        "pending": snapshot.pending,
+        "head": snapshot.head,
+        "receipt": None if receipt is None else [receipt.tokens, receipt.asked, receipt.finish],
+        "model": snapshot.model,
+    }
+    payload: bytes = msgpack.packb(value)
+    digest = snapshot_digest(payload)
+    return digest, _record(Kind.SNAPSHOT, digest.raw, payload)
+
+
+def decode_snapshot(data: bytes, digest: SnapshotDigest) -> Snapshot:
+    """The snapshot that ``digest`` names, from its file; `SnapshotCorrupt` on anything else."""
+    what = f"snapshot {digest}"
+    payload, name = _payload(data, Kind.SNAPSHOT, what)
+    if name != digest.raw:
+        raise SnapshotCorrupt(f"{what}: name: expected {digest}, found {name.hex()} in the file")
+    wire = _unpack(payload, _Snapshot, SnapshotCorrupt, what)
+    try:
+        layout = Layout(
+            tuple(Group(g.name, g.window, g.layers, g.kv_heads, g.head_dim) for g in wire.layout.groups),
+            wire.layout.dtype,
+        )
+        step = 32 * len(layout.groups)
+        if len(wire.blocks) % step:
+            raise InputInvalid(f"blocks: expected a multiple of {step} bytes, found {len(wire.blocks)}")
+        blocks = tuple(
+            tuple(ContentDigest(wire.blocks[at + 32 * g : at + 32 * g + 32]) for g in range(len(layout.groups)))
+            for at in range(0, len(wire.blocks), step)
+        )
+        receipt = (
+            None if wire.receipt is None else Receipt(wire.receipt.tokens, wire.receipt.asked, wire.receipt.finish)
+        )
+        snapshot = Snapshot(
+            identity=Identity.of(wire.identity),
+            layout=layout,
+            namespace=wire.namespace,
+            items=decode_items(wire.items),
+            blocks=blocks,
+            lineages=tuple(Lineage.of(fields) for fields in wire.lineages),
+            lineage=wire.lineage,
+            pending=wire.pending,
+            head=wire.head,
+            receipt=receipt,
+            model=wire.model,
+        )
+        if encode_snapshot(snapshot)[0] != digest:
+            raise InputInvalid("not in canonical form")
+    except InputInvalid as error:
+        raise SnapshotCorrupt(f"{what}: {error}") from error
+    return snapshot
+
+
+def encode_coverage(coverage: Coverage) -> bytes:
+    payload: bytes = msgpack.packb({"snapshot": coverage.snapshot.raw, "runs": coverage.runs})
+    return _record(Kind.COVERAGE, record_digest("coverage", payload), payload)
+
+
+def decode_coverage(data: bytes, snapshot: SnapshotDigest, groups: int, blocks: int) -> Coverage:
+    """The coverage of ``snapshot``, which has ``groups`` groups and ``blocks`` blocks."""
+    what = f"coverage of {snapshot}"
+    payload, _ = _payload(data, Kind.COVERAGE, what)
+    wire = _unpack(payload, _Coverage, CoverageCorrupt, what)
+    try:
+        coverage = Coverage(SnapshotDigest(wire.snapshot), wire.runs)
+    except InputInvalid as error:
+        raise CoverageCorrupt(f"{what}: {error}") from error
+    if coverage.snapshot != snapshot:
+        raise CoverageCorrupt(f"{what}: snapshot: expected {snapshot}, found {coverage.snapshot}")
+    if len(coverage.runs) != groups or any(b > blocks for runs in coverage.runs for _, b in runs):
+        raise CoverageCorrupt(f"{what}: runs: expected {groups} groups within {blocks} blocks, found {coverage.runs}")
+    return coverage
+
+
+def encode_ref(ref: Ref) -> bytes:
+    payload: bytes = msgpack.packb({"label": ref.label, "snapshot": ref.snapshot.raw, "updated": ref.updated})
+    return _record(Kind.REF, record_digest("ref", payload), payload)
+
+
+def decode_ref(data: bytes, what: str) -> Ref:
+    """A ref from its file; the caller compares its label with the file's name."""
+    payload, _ = _payload(data, Kind.REF, what)
+    wire = _unpack(payload, _Ref, RefCorrupt, what)
+    try:
+        return Ref(wire.label, SnapshotDigest(wire.snapshot), wire.updated)
+    except InputInvalid as error:
+        raise RefCorrupt(f"{what}: {error}") from error

@@ -1,0 +1,142 @@
+"""The errors of kvferry: one root, and a class only where a caller would act differently.
+
+Missing, corrupt and unreachable are three families; only *missing* is a cache miss. Each message says what was
+expected, what was found and what to do next; ``details`` carries the same as values. All are picklable.
+
+Exit codes of the command line (``exit_code``): 1 other · 2 usage · 3 missing · 4 corrupt · 5 another model ·
+6 another format · 7 refused · 8 unreachable · 9 a continuation that differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class KVError(Exception):
+    """Root of every error kvferry raises on purpose."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: Mapping[str, Any] = details
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, dict(self.details))
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def _rebuild(kind: type[KVError], message: str, details: dict[str, Any]) -> KVError:
+    return kind(message, **details)
+
+
+class Missing(KVError, KeyError):
+    """What was asked for is not here. A cache miss, nothing is damaged."""
+
+    exit_code = 3
+
+
+class SnapshotMissing(Missing):
+    """No snapshot of this name or digest."""
+
+
+class ObjectMissing(Missing):
+    """A KV object that a snapshot names is not in this store."""
+
+
+class StoreMissing(Missing):
+    """The folder holds no store."""
+
+
+class Corrupt(KVError):
+    """Bytes that are not what their name says. Never a cache miss."""
+
+    exit_code = 4
+
+
+class ObjectCorrupt(Corrupt):
+    """A KV object (one block of one group) fails its digest, header or length."""
+
+
+class SnapshotCorrupt(Corrupt):
+    """A snapshot manifest fails its digest, header, limits or canonical form."""
+
+
+class CoverageCorrupt(Corrupt):
+    """A coverage file (``<digest>.cov``) fails its digest, header, limits or canonical form."""
+
+
+class RefCorrupt(Corrupt):
+    """A ref file fails its digest, header, limits or canonical form."""
+
+
+class StoreCorrupt(Corrupt):
+    """``format.json`` is unreadable or not ours."""
+
+
+class FormatTooNew(KVError):
+    """Written by a newer kvferry: a format version or a required feature that this one does not know."""
+
+    exit_code = 6
+
+
+class IdentityMismatch(KVError):
+    """The KV belongs to another model. ``fields`` lists (field, expected, found) of every difference."""
+
+    exit_code = 5
+
+    @property
+    def fields(self) -> Sequence[tuple[str, Any, Any]]:
+        return tuple(tuple(f) for f in self.details.get("fields", ()))
+
+
+class WeightsMismatch(IdentityMismatch):
+    """Same model shape, other weights."""
+
+
+class SidecarMismatch(IdentityMismatch):
+    """Same model and weights, other embedding or per-layer-embedding sidecars."""
+
+
+class TokenizerMismatch(IdentityMismatch):
+    """Same model and weights, another tokenizer."""
+
+
+class LayoutMismatch(IdentityMismatch):
+    """Another KV layout: layers, head sizes, window or dtype."""
+
+
+class Refused(KVError):
+    """A well-formed request that the rules do not allow."""
+
+    exit_code = 7
+
+
+class NotCovered(Refused):
+    """The rows that this continuation would read are not all here."""
+
+
+class RefConflict(Refused):
+    """The ref moved since it was read, or the label clashes with another one."""
+
+
+class LabelInvalid(Refused, ValueError):
+    """A snapshot name that cannot be a label."""
+
+
+class InputInvalid(Refused, ValueError):
+    """An argument out of its documented range."""
+
+
+class StoreBusy(KVError):
+    """Another process held the store's lock for too long."""
+
+
+class Unreachable(KVError):
+    """A remote or a disk did not answer; nothing is known about what it holds."""
+
+    exit_code = 8

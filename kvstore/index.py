@@ -1,0 +1,257 @@
+"""The index: which blocks follow which, and which snapshots hold them. A cache, rebuilt from the files at any time.
+
+SQLite. ``block`` is a tree: a root per (identity, layout, namespace), then one row for each block of each chain, keyed by
+its parent and its encoded items. Among the children of a block, byte order puts the longest common prefix with any
+query at the query's predecessor or successor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+from .digest import BlockId, PrefixKey, SnapshotDigest
+from .items import Item, common_prefix, decode_items, encode_items
+from .layout import BLOCK, Run
+from .shelf import Shelf
+from .snapshot import Coverage, Snapshot
+
+VERSION = 1
+NEIGHBOURS = 32
+"""Siblings looked at on each side of a query, at each depth, beyond the exact matches."""
+
+_SCHEMA = """
+CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE snapshot(id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, tokens INTEGER NOT NULL, used REAL NOT NULL);
+CREATE TABLE block(id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, items BLOB NOT NULL, bid BLOB NOT NULL,
+                   UNIQUE(parent, items, bid));
+CREATE TABLE holds(block INTEGER NOT NULL, snapshot INTEGER NOT NULL, PRIMARY KEY(block, snapshot)) WITHOUT ROWID;
+CREATE INDEX held ON holds(snapshot);
+CREATE TABLE run(snapshot INTEGER NOT NULL, grp INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+                 PRIMARY KEY(snapshot, grp, first)) WITHOUT ROWID;
+"""
+
+
+class Held(tuple[SnapshotDigest, int, float, tuple[tuple[Run, ...], ...]]):
+    """(snapshot, its tokens, last use, present runs of blocks per group)."""
+
+    __slots__ = ()
+
+
+class Index:
+    """One store's index. Not shared between threads; several processes may have it open."""
+
+    def __init__(self, shelf: Shelf, connection: sqlite3.Connection) -> None:
+        self._shelf = shelf
+        self._db = connection
+
+    @classmethod
+    def open(cls, shelf: Shelf) -> Self:
+        """Opens it, and rebuilds it if it is absent, damaged or of another version, or behind the files."""
+        path = shelf.path / "index.sqlite"
+        try:
+            index = cls(shelf, _connect(path))
+            index._db.execute("SELECT count(*) FROM (SELECT 1 FROM block LIMIT 1)").fetchone()
+        except sqlite3.DatabaseError as error:
+            if not damaged(error):
+                raise
+            cls.discard(shelf)
+            index = cls(shelf, _connect(path))
+        if index._stale():
+            with index.writing():
+                pass
+        return index
+
+    @staticmethod
+    def discard(shelf: Shelf) -> None:
+        """Deletes the index's files; the next `open` makes them anew. Nothing else is lost."""
+        for suffix in ("", "-wal", "-shm"):
+            (shelf.path / f"index.sqlite{suffix}").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._db.close()
+
+    # writing
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """One transaction around a change of ``snapshots/``; first catches up with changes that it did not see."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            if self._stale():
+                self._reconcile()
+            yield
+            mtime = self._shelf.root.mtime_ns("snapshots")
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('snapshots_mtime_ns', ?)", (mtime,))
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+
+    def add(self, snapshot: Snapshot, coverage: Coverage) -> None:
+        """Enters a published snapshot, or its new coverage. Inside `writing`."""
+        digest = coverage.snapshot.raw
+        row = self._db.execute("SELECT id FROM snapshot WHERE digest = ?", (digest,)).fetchone()
+        if row is None:
+            parent = self._child(0, snapshot.root.raw, snapshot.root.raw)
+            ids = []
+            for link in snapshot.chain():
+                parent = self._child(parent, link.items, link.id.raw)
+                ids.append(parent)
+            cursor = self._db.execute(
+                "INSERT INTO snapshot(digest, tokens, used) VALUES (?, ?, ?)", (digest, snapshot.tokens, time.time())
+            )
+            row = (cursor.lastrowid,)
+            self._db.executemany("INSERT OR IGNORE INTO holds VALUES (?, ?)", ((i, row[0]) for i in ids))
+        self._db.execute("DELETE FROM run WHERE snapshot = ?", row)
+        self._db.executemany(
+            "INSERT INTO run VALUES (?, ?, ?, ?)",
+            ((row[0], g, a, b) for g, runs in enumerate(coverage.runs) for a, b in runs),
+        )
+
+    def _child(self, parent: int, items: bytes, bid: bytes) -> int:
+        key = (parent, items, bid)
+        row = self._db.execute("SELECT id FROM block WHERE parent = ? AND items = ? AND bid = ?", key).fetchone()
+        if row is None:
+            row = (self._db.execute("INSERT INTO block(parent, items, bid) VALUES (?, ?, ?)", key).lastrowid,)
+        assert row[0] is not None
+        return int(row[0])
+
+    def remove(self, digest: SnapshotDigest) -> None:
+        """Forgets a snapshot, and the blocks that no other snapshot holds. Inside `writing`."""
+        row = self._db.execute("SELECT id FROM snapshot WHERE digest = ?", (digest.raw,)).fetchone()
+        if row is None:
+            return
+        blocks = self._db.execute("SELECT block FROM holds WHERE snapshot = ?", row).fetchall()
+        for table, column in (("holds", "snapshot"), ("run", "snapshot"), ("snapshot", "id")):
+            self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", row)
+        self._db.executemany(
+            "DELETE FROM block WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM holds WHERE block = ?1)", blocks
+        )
+
+    def touch(self, digest: SnapshotDigest) -> None:
+        """Notes a use, for "most recent". A busy index is not waited for: this is only a preference."""
+        with contextlib.suppress(sqlite3.OperationalError):
+            self._db.execute("UPDATE snapshot SET used = ? WHERE digest = ?", (time.time(), digest.raw))
+
+    def rebuild(self) -> None:
+        """Empties it and reads every manifest again, in one transaction."""
+        with self.writing():
+            for table in ("holds", "run", "snapshot", "block", "meta"):
+                self._db.execute(f"DELETE FROM {table}")
+            self._reconcile()
+
+    def _stale(self) -> bool:
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'snapshots_mtime_ns'").fetchone()
+        return row is None or row[0] != self._shelf.root.mtime_ns("snapshots")
+
+    def _reconcile(self) -> None:
+        """Makes the rows match ``snapshots/``. A manifest that can't be read is left out: `check` reports it."""
+        from .errors import Corrupt, FormatTooNew, Missing
+
+        records = self._shelf.records
+        here = set(records.snapshots())
+        known = {SnapshotDigest(raw) for (raw,) in self._db.execute("SELECT digest FROM snapshot")}
+        for digest in known - here:
+            self.remove(digest)
+        for digest in sorted(here):
+            try:
+                snapshot = records.snapshot(digest)
+                coverage = records.coverage(digest, snapshot)
+            except (Corrupt, FormatTooNew, Missing):
+                self.remove(digest)
+                continue
+            self.add(snapshot, coverage)
+
+    # reading
+
+    def children(self, parent: int, items: bytes) -> list[tuple[int, BlockId]]:
+        """The blocks with exactly these items under a parent; more than one where chains forked."""
+        rows = self._db.execute("SELECT id, bid FROM block WHERE parent = ? AND items = ?", (parent, items))
+        return [(int(i), BlockId(bid)) for i, bid in rows]
+
+    def root(self, key: PrefixKey) -> int | None:
+        rows = self.children(0, key.raw)
+        return rows[0][0] if rows else None
+
+    def candidates(self, root: PrefixKey, items: Sequence[Item]) -> list[tuple[int, int]]:
+        """Blocks that share a prefix with ``items``, as (tokens in common from the start, block), longest first."""
+        start = self.root(root)
+        found: list[tuple[int, int]] = []
+        level = [] if start is None else [start]
+        for at in range(0, len(items), BLOCK):
+            block = items[at : at + BLOCK]
+            query = encode_items(block)
+            found += [(at + n, child) for parent in level for n, child in self._siblings(parent, block, query)]
+            level = [child for parent in level for child, _ in self.children(parent, query)]
+            if not level:
+                break
+        return sorted(found, reverse=True)
+
+    def _siblings(self, parent: int, block: Sequence[Item], query: bytes) -> Iterator[tuple[int, int]]:
+        """Children of ``parent`` near ``query`` in byte order, as (items in common, child); 0 in common is left out."""
+        for comparison, order in ((">=", "ASC"), ("<", "DESC")):
+            rows = self._db.execute(
+                f"SELECT id, items FROM block WHERE parent = ? AND items {comparison} ? ORDER BY items {order} LIMIT ?",
+                (parent, query, NEIGHBOURS),
+            )
+            for child, items in rows:
+                n = common_prefix(block, decode_items(items))
+                if n == 0:
+                    break
+                yield n, int(child)
+
+    def holders(self, block: int) -> list[Held]:
+        """The snapshots that hold a block, most recently used first (at most 256)."""
+        rows = self._db.execute(
+            "SELECT s.id, s.digest, s.tokens, s.used FROM holds h JOIN snapshot s ON s.id = h.snapshot "
+            "WHERE h.block = ? ORDER BY s.used DESC LIMIT 256",
+            (block,),
+        ).fetchall()
+        held = []
+        for row, digest, tokens, used in rows:
+            groups: dict[int, list[Run]] = {}
+            for g, a, b in self._db.execute(
+                "SELECT grp, first, last FROM run WHERE snapshot = ? ORDER BY grp, first", (row,)
+            ):
+                groups.setdefault(g, []).append((a, b))
+            runs = tuple(tuple(groups.get(g, ())) for g in range(max(groups, default=-1) + 1))
+            held.append(Held((SnapshotDigest(digest), tokens, used, runs)))
+        return held
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    if not path.exists():
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        if _version(db) == 0:
+            db.execute("BEGIN IMMEDIATE")
+            if _version(db) == 0:  # not made by another process meanwhile
+                for statement in _SCHEMA.split(";"):
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {VERSION}")
+            db.execute("COMMIT")
+        if _version(db) != VERSION:
+            raise sqlite3.DatabaseError(f"index version {_version(db)}, expected {VERSION}")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def damaged(error: sqlite3.DatabaseError) -> bool:
+    """Whether the file itself is at fault; a busy or full disk is not."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is None or code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)

@@ -1,0 +1,87 @@
+"""Object files: KV content by its digest. Put, has, read; a reader verifies every byte before it hands one over."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from .codec import HEADER, check_object, decode_header, object_header
+from .codec import Kind as FrameKind
+from .digest import ContentDigest
+from .errors import ObjectCorrupt, ObjectMissing
+from .files import Buffer, Pending, Root
+
+
+class Objects:
+    """The ``objects/`` folder of a store or a folder remote."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+
+    @staticmethod
+    def path(name: ContentDigest) -> str:
+        return f"objects/{name.hex[:2]}/{name.hex[2:]}"
+
+    def size(self, name: ContentDigest) -> int | None:
+        """Bytes of the object's file, header included; None where it is absent."""
+        return self._root.size(self.path(name))
+
+    def has(self, name: ContentDigest) -> bool:
+        return self.size(name) is not None
+
+    def names(self) -> Iterator[ContentDigest]:
+        """Every object, in order of name; names that are not ours are skipped (`check` lists them)."""
+        for fan in self._root.names("objects"):
+            for rest in self._root.names(f"objects/{fan}"):
+                if len(fan) == 2 and len(rest) == 62 and not set(fan + rest) - set("0123456789abcdef"):
+                    yield ContentDigest.parse(fan + rest)
+
+    def put(self, contents: Sequence[tuple[ContentDigest, Sequence[Buffer]]]) -> int:
+        """Publishes raw objects (content in parts). Returns the bytes written, headers included."""
+        batch = []
+        for name, parts in contents:
+            found, header = object_header(parts)
+            assert found == name, "an object changed between hashing and writing"
+            batch.append(Pending(self.path(name), [header, *parts]))
+        self._root.publish(batch)
+        return sum(len(part) for pending in batch for part in pending.parts)
+
+    def read(self, name: ContentDigest, length: int, buffer: bytearray) -> memoryview:
+        """The verified content of an object of ``length`` bytes.
+
+        It lies in ``buffer`` (grown as needed, owned by the caller) until the next call with it. An object that a collector has
+        just moved is read from the trash. `ObjectMissing`, `ObjectCorrupt`.
+        """
+        try:
+            return self._read(self.path(name), name, length, buffer)
+        except FileNotFoundError:
+            pass
+        try:
+            return self._read(f"trash/{name.hex}", name, length, buffer)
+        except FileNotFoundError:
+            raise ObjectMissing(
+                f"object {name} is not in {self._root.path}. Pull the snapshot again from a remote that has it.",
+                name=name.hex,
+            ) from None
+
+    def _read(self, path: str, name: ContentDigest, length: int, buffer: bytearray) -> memoryview:
+        what = f"object {name}"
+        with self._root.open(path) as fd:
+            size = os.fstat(fd).st_size
+            if size != HEADER + length:
+                raise ObjectCorrupt(
+                    f"{what}: file length: expected {HEADER + length} bytes, found {size}. "
+                    f"Pull the snapshot again, or `kvferry check` to see what is affected.",
+                    name=name.hex,
+                )
+            if len(buffer) < size:
+                buffer.extend(bytes(size - len(buffer)))
+            view = memoryview(buffer)[:size]
+            read = 0
+            while read < size and (count := os.preadv(fd, [view[read:]], read)):
+                read += count
+        if read != size:
+            raise ObjectCorrupt(f"{what}: file length: expected {size} bytes, found {read}", name=name.hex)
+        header = decode_header(view[:HEADER], FrameKind.OBJECT, what)
+        check_object(header, view[HEADER:], name)
+        return view[HEADER:]

@@ -1,0 +1,173 @@
+"""Snapshot manifests, coverage files and refs in a folder: the small, named records beside the objects."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import unicodedata
+from collections.abc import Iterable, Iterator
+
+from .codec import (
+    HEADER,
+    MAX_RECORD,
+    decode_coverage,
+    decode_ref,
+    decode_snapshot,
+    encode_coverage,
+    encode_ref,
+    encode_snapshot,
+)
+from .digest import SnapshotDigest, label_file
+from .errors import LabelInvalid, RefConflict, RefCorrupt, SnapshotMissing
+from .files import Pending, Root
+from .snapshot import Coverage, Ref, Snapshot
+
+_LIMIT = MAX_RECORD + HEADER
+MAX_LABEL = 200
+
+
+def check_label(label: str) -> str:
+    """The label in NFC; `LabelInvalid` unless it is 1 to 200 printable characters without edge spaces."""
+    try:
+        label.encode()
+    except UnicodeEncodeError:
+        raise LabelInvalid(f"name {label!r}: expected valid Unicode, found a lone surrogate") from None
+    nfc = unicodedata.normalize("NFC", label)
+    if not 1 <= len(nfc) <= MAX_LABEL or nfc != nfc.strip() or not nfc.isprintable():
+        raise LabelInvalid(
+            f"name {label!r:.80}: expected 1 to {MAX_LABEL} printable characters without spaces at the ends"
+        )
+    return nfc
+
+
+class Records:
+    """The ``snapshots/`` and ``refs/`` folders of a store or a folder remote."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+
+    # snapshots and coverage
+
+    def snapshots(self) -> Iterator[SnapshotDigest]:
+        """Every manifest's digest, in order."""
+        for name in self._root.names("snapshots"):
+            if len(name) == 64 and not set(name) - set("0123456789abcdef"):
+                yield SnapshotDigest.parse(name)
+
+    def has_snapshot(self, digest: SnapshotDigest) -> bool:
+        return self._root.size(f"snapshots/{digest}") is not None
+
+    def snapshot(self, digest: SnapshotDigest) -> Snapshot:
+        """`SnapshotMissing`, `SnapshotCorrupt`, `FormatTooNew`."""
+        for path in (f"snapshots/{digest}", f"trash/{digest}.snapshot"):
+            with contextlib.suppress(FileNotFoundError):
+                return decode_snapshot(self._root.read(path, _LIMIT), digest)
+        raise SnapshotMissing(
+            f"snapshot {digest} is not in {self._root.path}. Pull it again from a remote that has it.",
+            digest=digest.hex,
+        )
+
+    def coverage(self, digest: SnapshotDigest, snapshot: Snapshot) -> Coverage:
+        """What is promised of a snapshot; nothing where no coverage file is."""
+        groups, blocks = len(snapshot.layout.groups), len(snapshot.blocks)
+        for path in (f"snapshots/{digest}.cov", f"trash/{digest}.cov"):
+            with contextlib.suppress(FileNotFoundError):
+                return decode_coverage(self._root.read(path, _LIMIT), digest, groups, blocks)
+        return Coverage(digest, ((),) * groups)
+
+    def put_snapshot(self, snapshot: Snapshot, coverage: Coverage) -> Coverage:
+        """Publishes a manifest whose covered objects are all published; joins the coverage that is there.
+
+        The caller holds `locked_snapshots`. Returns the coverage that now holds.
+        """
+        digest, data = encode_snapshot(snapshot)
+        batch = []
+        before = self.coverage(digest, snapshot)
+        after = before.union(coverage)
+        if after != before or self._root.size(f"snapshots/{digest}.cov") is None:
+            batch.append(Pending(f"snapshots/{digest}.cov", [encode_coverage(after)]))
+        if not self.has_snapshot(digest):
+            batch.append(Pending(f"snapshots/{digest}", [data]))
+        self._root.publish(batch)
+        return after
+
+    @contextlib.contextmanager
+    def locked_snapshots(self) -> Iterator[None]:
+        """One writer of manifests and coverage at a time."""
+        with self._root.lock("snapshots", exclusive=True):
+            yield
+
+    # refs
+
+    def refs(self) -> Iterator[Ref]:
+        """Every ref, by label. `RefCorrupt` names the file."""
+        found = [self._ref(name) for name in self._root.names("refs") if len(name) == 64]
+        yield from sorted((ref for ref in found if ref is not None), key=lambda ref: ref.label)
+
+    def ref(self, label: str) -> Ref | None:
+        return self._ref(label_file(check_label(label)))
+
+    def _ref(self, name: str) -> Ref | None:
+        try:
+            data = self._root.read(f"refs/{name}", _LIMIT)
+        except FileNotFoundError:
+            return None
+        ref = decode_ref(data, f"ref file refs/{name}")
+        if label_file(ref.label) != name:
+            raise RefCorrupt(
+                f"ref file refs/{name}: label: expected one with this file name, found {ref.label!r}", file=name
+            )
+        return ref
+
+    def move_ref(self, label: str, expect: SnapshotDigest | None, target: SnapshotDigest | None) -> None:
+        """Compare-and-swap: sets ``label`` to ``target`` (None removes it) if it is at ``expect`` (None: absent).
+
+        `RefConflict` when it is not, or when another label differs from this one by case only.
+        """
+        nfc = check_label(label)
+        path = f"refs/{label_file(nfc)}"
+        with self._root.lock("refs", exclusive=True):
+            ref = self.ref(nfc)
+            now = None if ref is None else ref.snapshot
+            if now != expect:
+                raise RefConflict(
+                    f"name {nfc!r}: expected {expect or 'no snapshot'}, found {now or 'none'}: it was moved by somebody else "
+                    f"in the meantime. Look with `kvferry show`, then try again.",
+                    label=nfc,
+                )
+            if target is None:
+                if now is not None:
+                    self._root.remove(path)
+                return
+            if now is None:
+                _clash(self.refs(), nfc)
+            self._root.publish([Pending(path, [encode_ref(Ref(nfc, target, int(time.time())))])])
+
+    def rename_ref(self, label: str, to: str) -> Ref:
+        """Gives a snapshot another name; a crash in between leaves both. `SnapshotMissing`, `RefConflict`."""
+        old, new = check_label(label), check_label(to)
+        with self._root.lock("refs", exclusive=True):
+            ref = self.ref(old)
+            if ref is None:
+                raise SnapshotMissing(f"no snapshot named {old!r}. `kvferry ls` lists them.", label=old)
+            if old == new:
+                return ref
+            _clash((r for r in self.refs() if r.label != old), new)
+            moved = Ref(new, ref.snapshot, int(time.time()))
+            self._root.publish([Pending(f"refs/{label_file(new)}", [encode_ref(moved)])])
+            self._root.remove(f"refs/{label_file(old)}")
+            return moved
+
+
+def _clash(refs: Iterable[Ref], label: str) -> None:
+    """Raises `RefConflict` if a label differs from ``label`` by case only: some file systems and people mix them up."""
+    for ref in refs:
+        if _fold(ref.label) == _fold(label):
+            raise RefConflict(
+                f"name {label!r}: {ref.label!r} is there already. Choose another name, or rename or remove that one.",
+                label=label,
+            )
+
+
+def _fold(label: str) -> str:
+    return unicodedata.normalize("NFC", label.casefold())

@@ -1,0 +1,129 @@
+"""The folder of a store: `format.json`, objects, records, lock; no index. A folder remote is one of these."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from .errors import FormatTooNew, StoreCorrupt, StoreMissing
+from .files import Pending, Root
+from .objects import Objects
+from .records import Records
+
+FORMAT = 1
+FEATURES: tuple[str, ...] = ()
+"""Required features that this version knows, beyond format 1 itself."""
+
+_FOLDERS = ("objects", "snapshots", "refs", "tmp", "quarantine", "trash")
+
+
+class Shelf:
+    """A store's files. Use `Shelf.open`; close it, or use it as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.root = Root(path)
+        self.objects = Objects(self.root)
+        self.records = Records(self.root)
+
+    @classmethod
+    def open(cls, path: Path, *, create: bool = True) -> Self:
+        """Opens the store at ``path``; makes an empty one where nothing (or an empty folder) is, if ``create``.
+
+        `StoreMissing`, `StoreCorrupt` (``format.json`` is not ours, or the folder holds something else), `FormatTooNew`.
+        """
+        if create and not (path / "format.json").is_file():
+            _create(path)
+        if not path.is_dir():
+            raise StoreMissing(f"no store at {path}. `kvferry prefill` and `kvferry pull` make one.", path=str(path))
+        shelf = cls(path)
+        try:
+            shelf._check_format()
+        except BaseException:
+            shelf.close()
+            raise
+        return shelf
+
+    def _check_format(self) -> None:
+        where = self.path / "format.json"
+        try:
+            value: Any = json.loads(self.root.read("format.json", 1 << 16))
+        except FileNotFoundError:
+            raise StoreMissing(
+                f"no store at {self.path}: it has no format.json. Give the folder of a kvferry store with --store.",
+                path=str(self.path),
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise StoreCorrupt(
+                f'{where}: expected {{"format": {FORMAT}, "features": []}}, found {error}. Write that line into it if '
+                f"the folder is a kvferry store.",
+                path=str(where),
+            ) from error
+        match value:
+            case {"format": int(version), "features": list(features)} if all(isinstance(f, str) for f in features):
+                if version > FORMAT:
+                    raise FormatTooNew(
+                        f"{where}: this kvferry reads stores up to format {FORMAT}, found format {version}. "
+                        f"Nothing was changed; upgrade kvferry to open it.",
+                        supported=FORMAT,
+                        found=version,
+                    )
+                unknown = sorted(set(features) - set(FEATURES))
+                if unknown:
+                    raise FormatTooNew(
+                        f"{where}: requires the features {unknown}, which this kvferry does not know. "
+                        f"Nothing was changed; upgrade kvferry to open it.",
+                        features=unknown,
+                    )
+                if version == FORMAT:
+                    return
+        raise StoreCorrupt(f"{where}: expected format {FORMAT} and a list of features, found {value!r:.100}")
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Held from the first dedupe check to the ref: no collector runs meanwhile."""
+        with self.root.lock("lock", exclusive=False):
+            yield
+
+    @contextlib.contextmanager
+    def exclusive(self, seconds: float = 30.0) -> Iterator[None]:
+        """Held by a collector, in short slices: no saver or puller runs meanwhile."""
+        with self.root.lock("lock", exclusive=True, seconds=seconds):
+            yield
+
+    def close(self) -> None:
+        self.root.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _create(path: Path) -> None:
+    """Lays out an empty store; safe to run twice and at once, complete only when ``format.json`` is there."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ours = {*_FOLDERS, "lock", "format.json", "index.sqlite", "index.sqlite-wal", "index.sqlite-shm"}
+    foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
+    if foreign:
+        raise StoreCorrupt(
+            f"{path}: expected a kvferry store or an empty folder, found {foreign[:5]}. Give another folder with --store.",
+            path=str(path),
+        )
+    root = Root(path)
+    try:
+        for folder in _FOLDERS:
+            root.make_folder(folder)
+        for fan in range(256):
+            root.make_folder(f"objects/{fan:02x}")
+        os.close(os.open(path / "lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        root.sync("objects")
+        value = {"format": FORMAT, "features": list(FEATURES)}
+        root.publish([Pending("format.json", [json.dumps(value).encode() + b"\n"])])
+    finally:
+        root.close()

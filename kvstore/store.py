@@ -1,0 +1,343 @@
+"""The store: save, find, load. Everything a caller needs; the files and the index are its parts.
+
+Publish order is objects, then manifest with its coverage, then ref. A saver holds the store's lock shared from its first
+dedupe check to the ref, so that a collector can't take what it relies on.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self, TypeVar
+
+from .codec import encode_snapshot
+from .digest import ContentDigest, SnapshotDigest, content_digest
+from .errors import InputInvalid, NotCovered, SnapshotMissing
+from .identity import Identity
+from .index import Index, damaged
+from .items import Item
+from .layout import BLOCK, Layout, Rows, block_span, blocks_of
+from .match import Match, match_items
+from .objects import Objects
+from .shelf import Shelf
+from .snapshot import Coverage, Lineage, Link, Receipt, Snapshot, runs_of
+
+READERS = 4
+"""Threads that read, verify and copy at once."""
+
+Contents = tuple[ContentDigest, ...]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What `Store.save` published. ``snapshot`` is None (and so ``digest``) when an unnamed save was dropped whole.
+
+    ``dropped_from``: the first block that an unnamed save left out because its tokens are here with other bytes.
+    ``written_bytes`` counts object files with their headers; objects that were here already cost nothing.
+    """
+
+    digest: SnapshotDigest | None
+    snapshot: Snapshot | None
+    coverage: Coverage | None
+    written_objects: int
+    written_bytes: int
+    dropped_from: int | None
+
+
+class Store:
+    """A content-addressed store of KV. One instance serves one thread; any number of processes may share a folder."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.shelf = shelf
+        self._index: Index | None = None
+
+    @classmethod
+    def open(cls, path: Path, *, create: bool = True) -> Self:
+        """Opens (or makes) the store in a folder. `StoreMissing`, `StoreCorrupt`, `FormatTooNew`."""
+        return cls(Shelf.open(path, create=create))
+
+    def close(self) -> None:
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+        self.shelf.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # save
+
+    def save(
+        self,
+        layout: Layout,
+        identity: Identity,
+        items: Sequence[Item],
+        rows: Rows,
+        *,
+        namespace: str,
+        name: str | None = None,
+        lineage: Sequence[Lineage],
+        pending: int | None = None,
+        head: str | None = None,
+        receipt: Receipt | None = None,
+        model: str = "",
+        covered: Sequence[int] | None = None,
+        known: Sequence[Contents] = (),
+    ) -> Saved:
+        """Publishes the KV of ``items`` durably, under ``name`` if given (moving the name if it is taken).
+
+        ``rows`` holds rows ``[covered[g], len(items))`` of each group g (all by default); it is only read. ``lineage`` says
+        per block who computed it. ``known`` are the contents of leading full blocks that are unchanged since they were
+        loaded or saved: they are neither hashed nor written again where the store has them, and only they may lie below
+        ``covered``. When it returns the snapshot survives power loss; when it raises no reader sees a trace of it.
+        """
+        first = tuple(covered) if covered is not None else (0,) * len(layout.groups)
+        expect = None
+        with self.shelf.shared():
+            if name is not None:
+                ref = self.shelf.records.ref(name)
+                expect = None if ref is None else ref.snapshot
+            contents, held = self._contents(layout, items, rows, first, known)
+            snapshot = _snapshot(layout, identity, items, namespace, contents, lineage, pending, head, receipt, model)
+            dropped = None if name is not None else self._fork(snapshot)
+            if dropped is not None:
+                if dropped == 0:
+                    return Saved(None, None, None, 0, 0, 0)
+                snapshot = _snapshot(
+                    layout, identity, items[: dropped * BLOCK], namespace, contents[:dropped], lineage[:dropped],
+                    None, None, None, model,
+                )  # fmt: skip
+            missing, coverage = self._missing(snapshot, held)
+            written = self.shelf.objects.put(
+                [(content, rows.spans(g, *block_span(b, len(items)))) for content, (b, g) in missing.items()]
+            )
+            coverage = self.publish(snapshot, coverage)
+            if name is not None:
+                self.shelf.records.move_ref(name, expect, coverage.snapshot)
+        return Saved(coverage.snapshot, snapshot, coverage, len(missing), written, dropped)
+
+    def _contents(
+        self, layout: Layout, items: Sequence[Item], rows: Rows, first: Sequence[int], known: Sequence[Contents]
+    ) -> tuple[list[Contents], set[tuple[int, int]]]:
+        """Per block the digests of its groups, and which (block, group) ``rows`` holds."""
+        count, groups = blocks_of(len(items)), range(len(layout.groups))
+        if len(known) > len(items) // BLOCK:
+            raise InputInvalid(f"known: expected at most {len(items) // BLOCK} full blocks, found {len(known)}")
+        held = {(b, g) for b in range(count) for g in groups if b * BLOCK >= first[g]}
+        lost = [(b, g) for b in range(len(known), count) for g in groups if (b, g) not in held]
+        if lost:
+            raise InputInvalid(
+                f"rows: expected rows from token {lost[0][0] * BLOCK} of group {layout.groups[lost[0][1]].name}, "
+                f"found rows from token {first[lost[0][1]]} on and no known digest for that block"
+            )
+        jobs = [(b, g) for b in range(len(known), count) for g in groups]
+        digests = _parallel(lambda job: content_digest(rows.spans(job[1], *block_span(job[0], len(items)))), jobs)
+        fresh = dict(zip(jobs, digests, strict=True))
+        return [known[b] if b < len(known) else tuple(fresh[b, g] for g in groups) for b in range(count)], held
+
+    def _missing(
+        self, snapshot: Snapshot, held: set[tuple[int, int]]
+    ) -> tuple[dict[ContentDigest, tuple[int, int]], Coverage]:
+        """The objects to write, each with a place to take it from; and the coverage once they are written."""
+        missing: dict[ContentDigest, tuple[int, int]] = {}
+        present: list[set[int]] = [set() for _ in snapshot.layout.groups]
+        for b, block in enumerate(snapshot.blocks):
+            for g, content in enumerate(block):
+                if self.shelf.objects.has(content):
+                    present[g].add(b)
+                elif (b, g) in held:
+                    missing[content] = (b, g)
+                    present[g].add(b)
+        digest, _ = encode_snapshot(snapshot)
+        return missing, Coverage(digest, tuple(runs_of(blocks) for blocks in present))
+
+    def publish(self, snapshot: Snapshot, coverage: Coverage) -> Coverage:
+        """Publishes a manifest whose covered objects are here, and enters it in the index. Holds `Shelf.shared`.
+
+        Returns the coverage that now holds: joined with what was promised before.
+        """
+
+        def run(index: Index) -> Coverage:
+            with index.writing(), self.shelf.records.locked_snapshots():
+                now = self.shelf.records.put_snapshot(snapshot, coverage)
+                index.add(snapshot, now)
+            return now
+
+        return self.indexed(run)
+
+    def _fork(self, snapshot: Snapshot) -> int | None:
+        """The first block whose tokens are here, in the same chain so far, with other bytes; None if there is none."""
+
+        def run(index: Index) -> int | None:
+            parent = index.root(snapshot.root)
+            for b, link in enumerate(snapshot.chain()):
+                here = [] if parent is None else index.children(parent, link.items)
+                parent = _same(here, link)
+                if parent is None:
+                    return b if here else None
+            return None
+
+        return self.indexed(run)
+
+    # find and load
+
+    def find(
+        self,
+        layout: Layout,
+        identity: Identity,
+        items: Sequence[Item],
+        *,
+        namespace: str,
+        head: str | None = None,
+        lineage: Lineage | None = None,
+    ) -> Match | None:
+        """The chain from which most of ``items`` can be reused; None if nothing can.
+
+        The longest usable wins, then one of ``lineage``, then the most recently used. Exact to the token: part of a block serves as
+        well as a block. ``head`` is the asker's head digest, for the pending token of an exact hit.
+        """
+        from .digest import root_key
+
+        root = root_key(identity.digest, layout.digest, namespace)
+
+        def run(index: Index) -> Match | None:
+            best: list[Match] = []
+            seen: set[SnapshotDigest] = set()
+            for common, block in index.candidates(root, items):
+                if best and common < best[0].n:
+                    break
+                for digest, _, _, runs in index.holders(block):
+                    if digest in seen:
+                        continue
+                    seen.add(digest)
+                    padded = (*runs, *[()] * (len(layout.groups) - len(runs)))
+                    snapshot = self.shelf.records.snapshot(digest)
+                    match = match_items(digest, snapshot, Coverage(digest, padded), items, head)
+                    if match.n and (not best or match.n >= best[0].n):
+                        best = [match] if not best or match.n > best[0].n else [*best, match]
+                if len(best) > 1 and best[0].n == common:
+                    break
+            if not best:
+                return None
+            chosen = next((m for m in best if lineage is not None and m.lineage == lineage), best[0])
+            index.touch(chosen.digest)
+            return chosen
+
+        return self.indexed(run)
+
+    def resolve(self, name: str) -> SnapshotDigest:
+        """The snapshot of a name, or of 64 hex digits. `SnapshotMissing`."""
+        ref = self.shelf.records.ref(name)
+        if ref is not None:
+            return ref.snapshot
+        if len(name) == 64 and not set(name) - set("0123456789abcdef"):
+            return SnapshotDigest.parse(name)
+        raise SnapshotMissing(f"no snapshot named {name!r} in {self.shelf.path}. `kvferry ls` lists them.", label=name)
+
+    def match(self, name: str, *, at: int | None = None, head: str | None = None) -> Match:
+        """The snapshot ``name``, to be continued after its first ``at`` tokens (all by default).
+
+        `SnapshotMissing`; `NotCovered` when rows that this continuation would read are not here: nothing shorter is put in its place.
+        """
+        digest = self.resolve(name)
+        snapshot = self.shelf.records.snapshot(digest)
+        coverage = self.shelf.records.coverage(digest, snapshot)
+        asked = snapshot.tokens if at is None else at
+        if not 1 <= asked <= snapshot.tokens:
+            raise InputInvalid(f"{name!r}: expected a position of 1 to {snapshot.tokens} tokens, found {at}")
+        match = match_items(digest, snapshot, coverage, snapshot.items[:asked], head)
+        if match.n < asked - 1:
+            raise NotCovered(
+                f"{name!r} can't be continued after {asked} tokens: {match.reason}. "
+                f"Pull it whole from a remote that has it, or continue from its end.",
+                name=name,
+                asked=asked,
+                usable=match.n,
+            )
+        return match
+
+    def load(self, match: Match, into: Rows) -> int:
+        """Copies the rows of ``match.runs`` into host memory, every object verified before any of it is copied.
+
+        Returns the bytes of content read. On an error (`ObjectMissing`, `ObjectCorrupt`) some earlier objects may have been copied;
+        the caller clears ``into``.
+        """
+        from threading import local
+
+        snapshot, objects = match.snapshot, Objects(self.shelf.root)
+        buffers = local()
+
+        def read(place: tuple[int, int]) -> int:
+            block, group = place
+            length = snapshot.object_bytes(block, group)
+            if not hasattr(buffers, "own"):
+                buffers.own = bytearray()
+            content = objects.read(snapshot.blocks[block][group], length, buffers.own)
+            start, stop = block_span(block, snapshot.tokens)
+            targets = into.spans(group, start, min(stop, match.runs[group][1]))
+            stride = length // len(targets)
+            for i, target in enumerate(targets):
+                target[:] = content[i * stride : i * stride + len(target)]
+            return length
+
+        return sum(_parallel(read, match.objects()))
+
+    # the index
+
+    def indexed(self, run: Callable[[Index], _T]) -> _T:
+        """Runs a query on the index, opened on first use; a damaged one is rebuilt from the files and asked again."""
+        try:
+            if self._index is None:
+                self._index = Index.open(self.shelf)
+            return run(self._index)
+        except sqlite3.DatabaseError as error:
+            if not damaged(error):
+                raise
+        if self._index is not None:
+            self._index.close()
+        Index.discard(self.shelf)
+        self._index = Index.open(self.shelf)
+        return run(self._index)
+
+
+def _snapshot(
+    layout: Layout,
+    identity: Identity,
+    items: Sequence[Item],
+    namespace: str,
+    contents: Sequence[Contents],
+    lineage: Sequence[Lineage],
+    pending: int | None,
+    head: str | None,
+    receipt: Receipt | None,
+    model: str,
+) -> Snapshot:
+    table = tuple(dict.fromkeys(lineage))
+    places = tuple(table.index(one) for one in lineage)
+    snapshot = Snapshot(identity, layout, namespace, tuple(items), tuple(contents), table, places, model=model)
+    return replace(snapshot, pending=pending, head=None if pending is None else head, receipt=receipt)
+
+
+def _same(here: Sequence[tuple[int, object]], link: Link) -> int | None:
+    return next((row for row, block in here if block == link.id), None)
+
+
+def _parallel(work: Callable[[tuple[int, int]], _T], jobs: Sequence[tuple[int, int]]) -> list[_T]:
+    """``work`` of every job in order, `READERS` at once; the first error is raised when the running ones have ended."""
+    if len(jobs) < 3:
+        return [work(job) for job in jobs]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(READERS) as pool:
+        futures = [pool.submit(work, job) for job in jobs]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()

@@ -1,0 +1,1 @@
+"""Carries snapshots between stores."""
