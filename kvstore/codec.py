@@ -32,9 +32,9 @@ from .errors import (
     RefCorrupt,
     SnapshotCorrupt,
 )
-from .identity import Identity
+from .identity import MAX_FIELDS, Identity
 from .items import decode_items, encode_items
-from .layout import Group, Layout
+from .layout import MAX_OBJECT, Group, Layout
 from .snapshot import MAX_TOKENS, Coverage, Lineage, Receipt, Ref, Snapshot
 
 MAGIC = b"KVFERRY\0"
@@ -43,12 +43,17 @@ HEADER = 128
 RAW, PLAIN = 0, 0
 """Codec id of content stored as it is; cipher id of no encryption."""
 
+_BIN_MARKS = (0xC4, 0xC5, 0xC6)
+"""First bytes of a msgpack byte string."""
+
 _FIELDS = struct.Struct("<8sHBBB3sQQ32s32s")
 _T = TypeVar("_T")
 MAX_RECORD = 64 << 20
 """Largest payload of a manifest, coverage or ref, in bytes."""
-MAX_OBJECT = 1 << 30
-"""Largest content of an object, in bytes."""
+MAX_UPDATED = 253402300799
+"""Latest time of a ref in Unix seconds: the end of the year 9999, after which it can't be shown as a date."""
+MAX_STRUCTURE = 1 << 20
+"""Largest part of such a payload outside of its byte strings, in bytes: it bounds the values that decoding makes."""
 
 
 class Kind(IntEnum):
@@ -240,8 +245,29 @@ def _unique(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
     return value
 
 
+def _check_structure(payload: bytes) -> None:
+    """Raises ValueError unless ``payload`` is a small map of which all but its byte strings is small too. Builds no value."""
+    scan = msgpack.Unpacker(max_buffer_size=len(payload), strict_map_key=True, max_bin_len=len(payload))
+    scan.feed(payload)
+    entries = scan.read_map_header()
+    if entries > MAX_FIELDS:
+        raise ValueError(f"{entries} map entries")
+    structure = 0
+    for _ in range(entries):
+        start = scan.tell()
+        scan.skip()
+        middle = scan.tell()
+        scan.skip()
+        end = scan.tell()
+        is_bytes = payload[middle] in _BIN_MARKS
+        structure += middle - start + (0 if is_bytes else end - middle)
+        if structure > MAX_STRUCTURE:
+            raise ValueError(f"more than {MAX_STRUCTURE} bytes outside of byte strings")
+
+
 def _unpack(payload: bytes, shape: type[_T], corrupt: type[Corrupt], what: str) -> _T:
     try:
+        _check_structure(payload)
         plain = msgpack.unpackb(
             payload,
             use_list=False,
@@ -261,7 +287,7 @@ def _unpack(payload: bytes, shape: type[_T], corrupt: type[Corrupt], what: str) 
 
 
 def encode_snapshot(snapshot: Snapshot) -> tuple[SnapshotDigest, bytes]:
-    """The digest that names a snapshot, and its file. Deterministic."""
+    """The digest that names a snapshot, and its file. Deterministic. `InputInvalid` for what could not be read again."""
     receipt = snapshot.receipt
     value: dict[str, Any] = {
         "identity": snapshot.identity.wire(),
@@ -276,7 +302,11 @@ def encode_snapshot(snapshot: Snapshot) -> tuple[SnapshotDigest, bytes]:
         "receipt": None if receipt is None else [receipt.tokens, receipt.asked, receipt.finish],
         "model": snapshot.model,
     }
-    payload: bytes = msgpack.packb(value)
+    try:
+        payload: bytes = msgpack.packb(value)
+        _check_structure(payload)
+    except (ValueError, OverflowError) as error:
+        raise InputInvalid(f"snapshot: expected values that a manifest can hold, found {error}") from error
     digest = snapshot_digest(payload)
     return digest, _record(Kind.SNAPSHOT, digest.raw, payload)
 
@@ -353,6 +383,8 @@ def decode_ref(data: bytes, what: str) -> Ref:
     """A ref from its file; the caller compares its label with the file's name."""
     payload, _ = _payload(data, Kind.REF, what)
     wire = _unpack(payload, _Ref, RefCorrupt, what)
+    if not 0 <= wire.updated <= MAX_UPDATED:
+        raise RefCorrupt(f"{what}: updated: expected 0 to {MAX_UPDATED} seconds, found {wire.updated}")
     try:
         return Ref(wire.label, SnapshotDigest(wire.snapshot), wire.updated)
     except InputInvalid as error:

@@ -6,6 +6,7 @@ never equal a digest of another kind. `docs/format.md` gives the contexts and te
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -15,6 +16,7 @@ from blake3 import blake3
 from .errors import InputInvalid
 
 SIZE = 32
+MAX_NAMESPACE = 200
 _CONTEXT = "kvferry 2026-11-30 format 1 {}"
 
 
@@ -94,8 +96,19 @@ def layout_digest(canonical: bytes) -> LayoutDigest:
     return LayoutDigest(_derive("layout", [canonical]))
 
 
+def check_namespace(namespace: str) -> None:
+    """`InputInvalid` unless it is one that everybody types the same way: 1 to 200 printable characters in NFC, trimmed."""
+    normal = unicodedata.normalize("NFC", namespace[:MAX_NAMESPACE])
+    if not namespace or normal != namespace or normal != normal.strip() or not normal.isprintable():
+        raise InputInvalid(
+            f"namespace: expected 1 to {MAX_NAMESPACE} printable characters in NFC without spaces at the ends, "
+            f"found {namespace!r:.80}"
+        )
+
+
 def root_key(identity: IdentityDigest, layout: LayoutDigest, namespace: str) -> PrefixKey:
     """The key of the empty prefix: one namespace, one root."""
+    check_namespace(namespace)
     return PrefixKey(_derive("prefix root", [identity.raw, layout.raw, namespace.encode()]))
 
 
@@ -117,6 +130,11 @@ def child_block(parent: BlockId, key: PrefixKey, groups: Sequence[ContentDigest]
 def content_digest(parts: Iterable[bytes | memoryview]) -> ContentDigest:
     """The digest of one object's plain content, given as consecutive parts. Reads them, keeps nothing."""
     return ContentDigest(_derive("object", parts))
+
+
+def content_hasher() -> blake3:
+    """For content that arrives in pieces: its ``digest()`` after all of them is the `ContentDigest`'s 32 bytes."""
+    return blake3(derive_key_context=_CONTEXT.format("object"))
 
 
 def snapshot_digest(manifest: bytes) -> SnapshotDigest:

@@ -7,19 +7,24 @@ are opened one by one without following symlinks.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
+import stat
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import StoreBusy
+from .errors import StoreBusy, StoreCorrupt
 
 WRITERS = 4
 """Threads that write and sync at once; measured best for 32 to 64 files of about 1 MiB."""
+
+CHUNK = 1 << 20
+"""Bytes of a file that is read or written as a stream, at a time."""
 
 _IOV = 512
 Buffer = bytes | memoryview
@@ -47,11 +52,16 @@ class Root:
 
     @contextlib.contextmanager
     def folder(self, path: str) -> Iterator[int]:
-        """A descriptor of the folder ``path`` ("" is the root); `OSError` (ELOOP, ENOTDIR) on a symlink."""
+        """A descriptor of the folder ``path`` ("" is the root); `StoreCorrupt` where a symlink or a file stands."""
         fd = os.dup(self._fd)
         try:
             for part in path.split("/") if path else []:
-                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+                try:
+                    inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+                except OSError as error:
+                    if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                        raise self._foreign(path, "a plain folder") from error
+                    raise
                 os.close(fd)
                 fd = inner
             yield fd
@@ -66,14 +76,30 @@ class Root:
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[int]:
-        """A read descriptor; `FileNotFoundError` where there is none."""
+        """A read descriptor of a regular file; `FileNotFoundError` where there is none, `StoreCorrupt` on anything else."""
         parent, name = _split(path)
         with self.folder(parent) as folder:
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                # O_NONBLOCK: opening a pipe that somebody put there must not wait for its writer.
+                fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.ENXIO):  # a symlink, a socket
+                    raise self._foreign(path, "a plain file") from error
+                raise
         try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise self._foreign(path, "a plain file")
             yield fd
         finally:
             os.close(fd)
+
+    def _foreign(self, path: str, expected: str) -> StoreCorrupt:
+        where = self.path / path
+        return StoreCorrupt(
+            f"{where}: expected {expected}, found a link or something else, which was not followed. "
+            f"Look at it with `ls -l`, then move it away.",
+            path=str(where),
+        )
 
     def read(self, path: str, limit: int) -> bytes:
         """The whole of a small file, at most ``limit`` bytes; one byte more tells the caller that it is longer."""
@@ -83,12 +109,22 @@ class Root:
                 data += more
         return bytes(data)
 
+    def chunks(self, path: str) -> Iterator[memoryview]:
+        """A file's bytes, at most `CHUNK` at a time; each view is valid until the next is asked for. As `open` raises."""
+        with self.open(path) as fd:
+            view = memoryview(bytearray(CHUNK))
+            at = 0
+            while count := os.preadv(fd, [view], at):
+                at += count
+                yield view[:count]
+
     def size(self, path: str) -> int | None:
         """Bytes of the file, None where there is none (or no regular file)."""
         parent, name = _split(path)
         try:
             with self.folder(parent) as fd:
-                return os.stat(name, dir_fd=fd, follow_symlinks=False).st_size
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                return found.st_size if stat.S_ISREG(found.st_mode) else None
         except FileNotFoundError:
             return None
 
@@ -126,10 +162,58 @@ class Root:
                     with contextlib.suppress(OSError):
                         os.unlink(name, dir_fd=tmp)
                 raise
-        for parent in folders:
-            self.sync(parent)
+        self.sync_all(folders)
+
+    def write(self, path: str, chunks: Iterable[Buffer]) -> None:
+        """Writes and syncs one new file, chunk by chunk as they come; its folder is not synced.
+
+        ``path`` is the caller's alone. On any error, also one that ``chunks`` raises, the file is gone. Each chunk is written
+        before the next is asked for.
+        """
+        parent, name = _split(path)
+        with self.folder(parent) as folder:
+            try:
+                _write(folder, name, chunks)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
+                raise
+
+    def move(self, moves: Sequence[tuple[str, str]]) -> None:
+        """Renames synced files over their final paths, then makes each distinct target folder durable, once."""
+        folders: dict[str, None] = {}
+        for source, target in moves:
+            (from_folder, from_name), (to_folder, to_name) = _split(source), _split(target)
+            with self.folder(from_folder) as src, self.folder(to_folder) as dst:
+                os.rename(from_name, to_name, src_dir_fd=src, dst_dir_fd=dst)
+            folders[to_folder] = None
+        self.sync_all(folders)
+
+    def remove_folder(self, path: str) -> None:
+        """Deletes an empty folder, not durably; `OSError` where it is not empty."""
+        parent, name = _split(path)
+        with self.folder(parent) as fd:
+            os.rmdir(name, dir_fd=fd)
+
+    def sync_all(self, paths: Iterable[str]) -> None:
+        """Makes the entries of distinct folders durable, several at once: their disk flushes merge into a few."""
+        folders = list(paths)
+        if len(folders) < 3:
+            for folder in folders:
+                self.sync(folder)
+        else:
+            from concurrent.futures import ThreadPoolExecutor
+
+            with ThreadPoolExecutor(min(WRITERS, len(folders))) as pool:
+                for done in [pool.submit(self.sync, folder) for folder in folders]:
+                    done.result()
         if folders and sys.platform == "darwin":
             self._full_sync()
+
+    def sync_file(self, path: str) -> None:
+        """Makes the content of a file durable that another process wrote."""
+        with self.open(path) as fd:
+            os.fsync(fd)
 
     def sync(self, path: str) -> None:
         """Makes the entries of a folder durable."""
@@ -163,7 +247,12 @@ class Root:
         """
         parent, name = _split(path)
         with self.folder(parent) as folder:
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    raise self._foreign(path, "a plain file or folder") from error
+                raise
         try:
             mode = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
             deadline = time.monotonic() + seconds
@@ -203,17 +292,23 @@ def _write_all(folder: int, files: Sequence[tuple[str, Pending]]) -> None:
             done.result()
 
 
-def _write(folder: int, name: str, parts: Sequence[Buffer]) -> None:
+def _write(folder: int, name: str, parts: Iterable[Buffer]) -> None:
     """Writes and syncs one new file. After an fsync error it is discarded with its descriptor, never synced again."""
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
-        left = [memoryview(p).cast("B") for p in parts if len(p)]
-        while left:
-            written = os.writev(fd, left[:_IOV])
-            while left and written >= len(left[0]):
-                written -= len(left.pop(0))
-            if written:
-                left[0] = left[0][written:]
+        # Parts that are there already go out many at a time; a stream is written as it comes.
+        groups = [parts] if isinstance(parts, Sequence) else ([part] for part in parts)
+        for group in groups:
+            _write_parts(fd, [memoryview(part).cast("B") for part in group if len(part)])
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _write_parts(fd: int, left: list[memoryview]) -> None:
+    while left:
+        written = os.writev(fd, left[:_IOV])
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if written:
+            left[0] = left[0][written:]

@@ -23,6 +23,7 @@ from .layout import Layout
 REQUIRED = ("weights", "tokenizer")
 MAX_FIELDS = 256
 DEFAULT_NAMESPACE = "default"
+ABSENT = "(absent)"
 
 Value = str | int | float | bool | bytes | None | tuple["Value", ...]
 
@@ -56,7 +57,10 @@ class Identity:
 
     @cached_property
     def digest(self) -> IdentityDigest:
-        return identity_digest(msgpack.packb(self.wire()))
+        try:
+            return identity_digest(msgpack.packb(self.wire()))
+        except (ValueError, OverflowError) as error:
+            raise InputInvalid(f"identity: expected text and 64-bit numbers, found {error}") from error
 
 
 def _value(name: str, value: Any, depth: int) -> Value:
@@ -68,10 +72,10 @@ def _value(name: str, value: Any, depth: int) -> Value:
 
 
 def differences(expected: Identity, found: Identity) -> list[tuple[str, Value, Value]]:
-    """Every differing field as (name, expected, found), sorted; absent is None. 1 and 1.0 differ, as on disk."""
+    """Every differing field as (name, expected, found), sorted. Absent is ``"(absent)"``; 1 and 1.0 differ, as on disk."""
     a, b = expected.wire(), found.wire()
-    names = sorted(a.keys() | b.keys())
-    return [(k, a.get(k), b.get(k)) for k in names if msgpack.packb(a.get(k)) != msgpack.packb(b.get(k))]
+    pairs = [(k, a.get(k, ABSENT), b.get(k, ABSENT), (k in a) == (k in b)) for k in sorted(a.keys() | b.keys())]
+    return [(k, x, y) for k, x, y, both in pairs if not both or msgpack.packb(x) != msgpack.packb(y)]
 
 
 def require_same(expected: tuple[Identity, Layout], found: tuple[Identity, Layout], what: str) -> None:

@@ -19,9 +19,11 @@ from .digest import BlockId, PrefixKey, SnapshotDigest
 from .items import Item, common_prefix, decode_items, encode_items
 from .layout import BLOCK, Run
 from .shelf import Shelf
-from .snapshot import Coverage, Snapshot
+from .snapshot import Coverage, Link, Snapshot
 
 VERSION = 1
+BUSY_SECONDS = 30.0
+"""How long another process may hold the index for writing before this one gives up."""
 NEIGHBOURS = 32
 """Siblings looked at on each side of a query, at each depth, beyond the exact matches."""
 
@@ -54,17 +56,22 @@ class Index:
     def open(cls, shelf: Shelf) -> Self:
         """Opens it, and rebuilds it if it is absent, damaged or of another version, or behind the files."""
         path = shelf.path / "index.sqlite"
+        if path.is_symlink():
+            cls.discard(shelf)
         try:
             index = cls(shelf, _connect(path))
-            index._db.execute("SELECT count(*) FROM (SELECT 1 FROM block LIMIT 1)").fetchone()
         except sqlite3.DatabaseError as error:
             if not damaged(error):
                 raise
             cls.discard(shelf)
             index = cls(shelf, _connect(path))
-        if index._stale():
-            with index.writing():
-                pass
+        try:
+            if index._stale():
+                with index.writing():
+                    pass
+        except BaseException:
+            index.close()
+            raise
         return index
 
     @staticmethod
@@ -90,7 +97,8 @@ class Index:
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('snapshots_mtime_ns', ?)", (mtime,))
             self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # a full disk may have ended it already
+                self._db.execute("ROLLBACK")
             raise
 
     def add(self, snapshot: Snapshot, coverage: Coverage) -> None:
@@ -136,8 +144,29 @@ class Index:
 
     def touch(self, digest: SnapshotDigest) -> None:
         """Notes a use, for "most recent". A busy index is not waited for: this is only a preference."""
-        with contextlib.suppress(sqlite3.OperationalError):
-            self._db.execute("UPDATE snapshot SET used = ? WHERE digest = ?", (time.time(), digest.raw))
+        self._db.execute("PRAGMA busy_timeout = 0")
+        try:
+            with contextlib.suppress(sqlite3.OperationalError):
+                self._db.execute("UPDATE snapshot SET used = ? WHERE digest = ?", (time.time(), digest.raw))
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
+
+    def settled(self, parent: int | None, link: Link, block: int, groups: int) -> tuple[int | None, set[int]]:
+        """(the row of a block in its chain, the groups of it whose object some published snapshot promises)."""
+        row = None if parent is None else next((i for i, b in self.children(parent, link.items) if b == link.id), None)
+        if row is None:
+            return None, set()
+        found = self._db.execute(
+            "SELECT DISTINCT r.grp FROM holds h JOIN run r ON r.snapshot = h.snapshot "
+            "WHERE h.block = ? AND r.first <= ? AND r.last > ? LIMIT ?",
+            (row, block, block, groups),
+        )
+        return row, {int(g) for (g,) in found}
+
+    def catch_up(self) -> None:
+        """Makes the rows match the files, in one transaction, whatever the folder's time says."""
+        with self.writing():
+            self._reconcile()
 
     def rebuild(self) -> None:
         """Empties it and reads every manifest again, in one transaction."""
@@ -227,8 +256,8 @@ class Index:
 
 def _connect(path: Path) -> sqlite3.Connection:
     if not path.exists():
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
@@ -241,6 +270,8 @@ def _connect(path: Path) -> sqlite3.Connection:
             db.execute("COMMIT")
         if _version(db) != VERSION:
             raise sqlite3.DatabaseError(f"index version {_version(db)}, expected {VERSION}")
+        for name in ("meta", "snapshot", "block", "holds", "run"):
+            db.execute(f"SELECT 1 FROM {name} LIMIT 1").fetchone()
     except BaseException:
         db.close()
         raise

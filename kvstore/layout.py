@@ -22,6 +22,8 @@ BLOCK = 64
 
 MAX_GROUPS = 8
 MAX_LAYERS = 1024
+MAX_OBJECT = 1 << 30
+"""Largest content of an object, in bytes."""
 ITEM_BYTES = {"float16": 2}
 
 Run = tuple[int, int]
@@ -68,6 +70,11 @@ class Layout:
                 raise InputInvalid(f"group {g.name}: window is a multiple of {BLOCK} tokens, found {g.window}")
             if not (1 <= g.kv_heads <= 1024 and 1 <= g.head_dim <= 65536):
                 raise InputInvalid(f"group {g.name}: kv_heads {g.kv_heads} or head_dim {g.head_dim} out of range")
+        for i, g in enumerate(self.groups):
+            if not 0 < BLOCK * self.row_bytes(i) <= MAX_OBJECT:
+                raise InputInvalid(
+                    f"group {g.name}: a block is 1 to {MAX_OBJECT} bytes, found {BLOCK * self.row_bytes(i)}"
+                )
 
     def row_bytes(self, group: int) -> int:
         """Bytes that one token has in one group: K and V of all its layers."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 
 from .codec import HEADER, check_object, decode_header, object_header
 from .codec import Kind as FrameKind
 from .digest import ContentDigest
-from .errors import ObjectCorrupt, ObjectMissing
+from .errors import InputInvalid, ObjectCorrupt, ObjectMissing, StoreCorrupt
 from .files import Buffer, Pending, Root
 
 
@@ -32,19 +33,39 @@ class Objects:
     def names(self) -> Iterator[ContentDigest]:
         """Every object, in order of name; names that are not ours are skipped (`check` lists them)."""
         for fan in self._root.names("objects"):
-            for rest in self._root.names(f"objects/{fan}"):
-                if len(fan) == 2 and len(rest) == 62 and not set(fan + rest) - set("0123456789abcdef"):
-                    yield ContentDigest.parse(fan + rest)
+            if len(fan) == 2:
+                for rest in self._root.names(f"objects/{fan}"):
+                    if len(rest) == 62 and not set(fan + rest) - set("0123456789abcdef"):
+                        yield ContentDigest.parse(fan + rest)
 
     def put(self, contents: Sequence[tuple[ContentDigest, Sequence[Buffer]]]) -> int:
         """Publishes raw objects (content in parts). Returns the bytes written, headers included."""
         batch = []
         for name, parts in contents:
             found, header = object_header(parts)
-            assert found == name, "an object changed between hashing and writing"
+            if found != name:
+                raise InputInvalid(
+                    f"rows of object {name}: expected this content digest, found {found}. "
+                    f"The rows changed since they were hashed, or a known digest is not theirs.",
+                    name=name.hex,
+                )
             batch.append(Pending(self.path(name), [header, *parts]))
         self._root.publish(batch)
         return sum(len(part) for pending in batch for part in pending.parts)
+
+    def frame(self, name: ContentDigest) -> Iterator[memoryview]:
+        """An object's file as it is, *unverified*, in pieces that are each valid until the next is asked for.
+
+        As in `read`, the trash is looked into. `ObjectMissing`, `OSError`.
+        """
+        for path in (self.path(name), f"trash/{name.hex}"):
+            with contextlib.suppress(FileNotFoundError):
+                yield from self._root.chunks(path)
+                return
+        raise ObjectMissing(
+            f"object {name} is not in {self._root.path}. Pull the snapshot again from a remote that has it.",
+            name=name.hex,
+        )
 
     def read(self, name: ContentDigest, length: int, buffer: bytearray) -> memoryview:
         """The verified content of an object of ``length`` bytes.
@@ -52,17 +73,17 @@ class Objects:
         It lies in ``buffer`` (grown as needed, owned by the caller) until the next call with it. An object that a collector has
         just moved is read from the trash. `ObjectMissing`, `ObjectCorrupt`.
         """
-        try:
-            return self._read(self.path(name), name, length, buffer)
-        except FileNotFoundError:
-            pass
-        try:
-            return self._read(f"trash/{name.hex}", name, length, buffer)
-        except FileNotFoundError:
-            raise ObjectMissing(
-                f"object {name} is not in {self._root.path}. Pull the snapshot again from a remote that has it.",
-                name=name.hex,
-            ) from None
+        for path in (self.path(name), f"trash/{name.hex}"):
+            try:
+                return self._read(path, name, length, buffer)
+            except FileNotFoundError:
+                continue
+            except StoreCorrupt as error:
+                raise ObjectCorrupt(f"object {name}: {error}", name=name.hex) from error
+        raise ObjectMissing(
+            f"object {name} is not in {self._root.path}. Pull the snapshot again from a remote that has it.",
+            name=name.hex,
+        )
 
     def _read(self, path: str, name: ContentDigest, length: int, buffer: bytearray) -> memoryview:
         what = f"object {name}"

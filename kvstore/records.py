@@ -18,7 +18,17 @@ from .codec import (
     encode_snapshot,
 )
 from .digest import SnapshotDigest, label_file
-from .errors import LabelInvalid, RefConflict, RefCorrupt, SnapshotMissing
+from .errors import (
+    Corrupt,
+    CoverageCorrupt,
+    FormatTooNew,
+    LabelInvalid,
+    RefConflict,
+    RefCorrupt,
+    SnapshotCorrupt,
+    SnapshotMissing,
+    StoreCorrupt,
+)
 from .files import Pending, Root
 from .snapshot import Coverage, Ref, Snapshot
 
@@ -32,7 +42,7 @@ def check_label(label: str) -> str:
         label.encode()
     except UnicodeEncodeError:
         raise LabelInvalid(f"name {label!r}: expected valid Unicode, found a lone surrogate") from None
-    nfc = unicodedata.normalize("NFC", label)
+    nfc = unicodedata.normalize("NFC", label[: 8 * MAX_LABEL])
     if not 1 <= len(nfc) <= MAX_LABEL or nfc != nfc.strip() or not nfc.isprintable():
         raise LabelInvalid(
             f"name {label!r:.80}: expected 1 to {MAX_LABEL} printable characters without spaces at the ends"
@@ -59,21 +69,33 @@ class Records:
 
     def snapshot(self, digest: SnapshotDigest) -> Snapshot:
         """`SnapshotMissing`, `SnapshotCorrupt`, `FormatTooNew`."""
-        for path in (f"snapshots/{digest}", f"trash/{digest}.snapshot"):
-            with contextlib.suppress(FileNotFoundError):
-                return decode_snapshot(self._root.read(path, _LIMIT), digest)
+        data = self._read(SnapshotCorrupt, f"snapshots/{digest}", f"trash/{digest}.snapshot")
+        if data is not None:
+            return decode_snapshot(data, digest)
         raise SnapshotMissing(
             f"snapshot {digest} is not in {self._root.path}. Pull it again from a remote that has it.",
             digest=digest.hex,
         )
 
     def coverage(self, digest: SnapshotDigest, snapshot: Snapshot) -> Coverage:
-        """What is promised of a snapshot; nothing where no coverage file is."""
+        """What is promised of a snapshot; nothing where no coverage file is. `CoverageCorrupt`, `FormatTooNew`."""
+        return self._coverage(digest, snapshot, f"snapshots/{digest}.cov", f"trash/{digest}.cov")
+
+    def _coverage(self, digest: SnapshotDigest, snapshot: Snapshot, *paths: str) -> Coverage:
         groups, blocks = len(snapshot.layout.groups), len(snapshot.blocks)
-        for path in (f"snapshots/{digest}.cov", f"trash/{digest}.cov"):
-            with contextlib.suppress(FileNotFoundError):
-                return decode_coverage(self._root.read(path, _LIMIT), digest, groups, blocks)
-        return Coverage(digest, ((),) * groups)
+        data = self._read(CoverageCorrupt, *paths)
+        return Coverage(digest, ((),) * groups) if data is None else decode_coverage(data, digest, groups, blocks)
+
+    def _read(self, corrupt: type[Corrupt], *paths: str) -> bytes | None:
+        """The first of ``paths`` that is there; a collector may have moved a file to the next since it was looked for."""
+        for path in paths:
+            try:
+                return self._root.read(path, _LIMIT)
+            except FileNotFoundError:
+                continue
+            except StoreCorrupt as error:
+                raise corrupt(str(error), path=path) from error
+        return None
 
     def put_snapshot(self, snapshot: Snapshot, coverage: Coverage) -> Coverage:
         """Publishes a manifest whose covered objects are all published; joins the coverage that is there.
@@ -81,14 +103,20 @@ class Records:
         The caller holds `locked_snapshots`. Returns the coverage that now holds.
         """
         digest, data = encode_snapshot(snapshot)
-        batch = []
-        before = self.coverage(digest, snapshot)
-        after = before.union(coverage)
-        if after != before or self._root.size(f"snapshots/{digest}.cov") is None:
+        batch: list[Pending] = []
+        before, after = None, coverage
+        if self.has_snapshot(digest):
+            # Damaged files are healed by what the caller just made; without the manifest a coverage promises nothing.
+            with contextlib.suppress(CoverageCorrupt):
+                before = self._coverage(digest, snapshot, f"snapshots/{digest}.cov")
+                after = before.union(coverage)
+        if after != before:
             batch.append(Pending(f"snapshots/{digest}.cov", [encode_coverage(after)]))
-        if not self.has_snapshot(digest):
+        if before is None or self._root.read(f"snapshots/{digest}", len(data)) != data:
             batch.append(Pending(f"snapshots/{digest}", [data]))
         self._root.publish(batch)
+        if not batch:  # a saver killed between its rename and this sync left entries that are not durable yet
+            self._root.sync("snapshots")
         return after
 
     @contextlib.contextmanager
@@ -101,28 +129,46 @@ class Records:
 
     def refs(self) -> Iterator[Ref]:
         """Every ref, by label. `RefCorrupt` names the file."""
-        found = [self._ref(name) for name in self._root.names("refs") if len(name) == 64]
+        found = [self._ref(name) for name in self.ref_files()]
         yield from sorted((ref for ref in found if ref is not None), key=lambda ref: ref.label)
+
+    def ref_files(self) -> list[str]:
+        """The names of all ref files, in order, readable or not; for `read_ref`."""
+        return [
+            name for name in self._root.names("refs") if len(name) == 64 and not set(name) - set("0123456789abcdef")
+        ]
+
+    def read_ref(self, file: str) -> Ref | None:
+        """The ref in one file of `ref_files`; None if it is gone meanwhile. `RefCorrupt`, `FormatTooNew`."""
+        return self._ref(file)
 
     def ref(self, label: str) -> Ref | None:
         return self._ref(label_file(check_label(label)))
 
     def _ref(self, name: str) -> Ref | None:
-        try:
-            data = self._root.read(f"refs/{name}", _LIMIT)
-        except FileNotFoundError:
+        data = self._read(RefCorrupt, f"refs/{name}")
+        if data is None:
             return None
         ref = decode_ref(data, f"ref file refs/{name}")
-        if label_file(ref.label) != name:
+        if label_file(ref.label) != name or not _is_label(ref.label):
             raise RefCorrupt(
-                f"ref file refs/{name}: label: expected one with this file name, found {ref.label!r}", file=name
+                f"ref file refs/{name}: label: expected one with this file name, found {ref.label!r:.80}", file=name
             )
         return ref
+
+    def _readable_refs(self) -> Iterator[Ref]:
+        """Every ref that can be read: one damaged name must not keep others from being given."""
+        for name in self.ref_files():
+            with contextlib.suppress(RefCorrupt, FormatTooNew):
+                ref = self._ref(name)
+                if ref is not None:
+                    yield ref
 
     def move_ref(self, label: str, expect: SnapshotDigest | None, target: SnapshotDigest | None) -> None:
         """Compare-and-swap: sets ``label`` to ``target`` (None removes it) if it is at ``expect`` (None: absent).
 
-        `RefConflict` when it is not, or when another label differs from this one by case only.
+        `RefConflict` when it is not, or when another label differs from this one by case only; `SnapshotMissing` when the
+        manifest is not here (a collector holds the same lock when it takes one, so a name never points at nothing).
         """
         nfc = check_label(label)
         path = f"refs/{label_file(nfc)}"
@@ -139,8 +185,13 @@ class Records:
                 if now is not None:
                     self._root.remove(path)
                 return
+            if not self.has_snapshot(target):
+                raise SnapshotMissing(
+                    f"name {nfc!r}: snapshot {target} is not in {self._root.path}. Pull or save it again.",
+                    digest=target.hex,
+                )
             if now is None:
-                _clash(self.refs(), nfc)
+                _clash(self._readable_refs(), nfc)
             self._root.publish([Pending(path, [encode_ref(Ref(nfc, target, int(time.time())))])])
 
     def rename_ref(self, label: str, to: str) -> Ref:
@@ -152,11 +203,18 @@ class Records:
                 raise SnapshotMissing(f"no snapshot named {old!r}. `kvferry ls` lists them.", label=old)
             if old == new:
                 return ref
-            _clash((r for r in self.refs() if r.label != old), new)
+            _clash((r for r in self._readable_refs() if r.label != old), new)
             moved = Ref(new, ref.snapshot, int(time.time()))
             self._root.publish([Pending(f"refs/{label_file(new)}", [encode_ref(moved)])])
             self._root.remove(f"refs/{label_file(old)}")
             return moved
+
+
+def _is_label(label: str) -> bool:
+    try:
+        return check_label(label) == label
+    except LabelInvalid:
+        return False
 
 
 def _clash(refs: Iterable[Ref], label: str) -> None:

@@ -36,13 +36,15 @@ class Shelf:
 
         `StoreMissing`, `StoreCorrupt` (``format.json`` is not ours, or the folder holds something else), `FormatTooNew`.
         """
-        if create and not (path / "format.json").is_file():
+        if create and not path.is_file() and not os.path.lexists(path / "format.json"):
             _create(path)
         if not path.is_dir():
             raise StoreMissing(f"no store at {path}. `kvferry prefill` and `kvferry pull` make one.", path=str(path))
         shelf = cls(path)
         try:
             shelf._check_format()
+            if create:
+                shelf._complete()
         except BaseException:
             shelf.close()
             raise
@@ -83,6 +85,19 @@ class Shelf:
                     return
         raise StoreCorrupt(f"{where}: expected format {FORMAT} and a list of features, found {value!r:.100}")
 
+    def _complete(self) -> None:
+        """Puts back empty folders that a copy of the store left out."""
+        if not {*_FOLDERS, "lock"} <= set(self.root.names("")) or len(self.root.names("objects")) < 256:
+            _lay_out(self.root)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Held by a reader while it loads: what a collector moved to ``trash/`` is not deleted meanwhile."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(FileNotFoundError):  # a store that was copied without its empty folders
+                stack.enter_context(self.root.lock("trash", exclusive=False))
+            yield
+
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
         """Held from the first dedupe check to the ref: no collector runs meanwhile."""
@@ -107,6 +122,7 @@ class Shelf:
 
 def _create(path: Path) -> None:
     """Lays out an empty store; safe to run twice and at once, complete only when ``format.json`` is there."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     ours = {*_FOLDERS, "lock", "format.json", "index.sqlite", "index.sqlite-wal", "index.sqlite-shm"}
     foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
@@ -117,13 +133,29 @@ def _create(path: Path) -> None:
         )
     root = Root(path)
     try:
-        for folder in _FOLDERS:
-            root.make_folder(folder)
-        for fan in range(256):
-            root.make_folder(f"objects/{fan:02x}")
-        os.close(os.open(path / "lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-        root.sync("objects")
+        _lay_out(root)
         value = {"format": FORMAT, "features": list(FEATURES)}
         root.publish([Pending("format.json", [json.dumps(value).encode() + b"\n"])])
     finally:
         root.close()
+    for folder in made:  # the entry of every folder just made, in the folder above it
+        _sync_folder(folder.parent)
+
+
+def _lay_out(root: Root) -> None:
+    for folder in _FOLDERS:
+        root.make_folder(folder)
+    for fan in range(256):
+        root.make_folder(f"objects/{fan:02x}")
+    with root.folder("") as fd:
+        os.close(os.open("lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd))
+    root.sync("objects")
+    root.sync("")
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

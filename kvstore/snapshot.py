@@ -12,6 +12,7 @@ from .digest import (
     ContentDigest,
     PrefixKey,
     SnapshotDigest,
+    check_namespace,
     child_block,
     child_key,
     root_block,
@@ -19,7 +20,7 @@ from .digest import (
 )
 from .errors import InputInvalid
 from .identity import Identity
-from .items import Item, encode_items
+from .items import MAX_ID, Item, encode_items
 from .layout import Layout, Run, block_span, blocks_of, trim_start
 
 MAX_TOKENS = 2**20
@@ -87,12 +88,19 @@ class Snapshot:
             raise InputInvalid(
                 f"blocks: expected {blocks_of(n)} of {len(self.layout.groups)} groups, found {len(self.blocks)}"
             )
+        check_namespace(self.namespace)
         if len(self.lineage) != len(self.blocks) or any(i not in range(len(self.lineages)) for i in self.lineage):
             raise InputInvalid("lineage: expected one index into the lineage table for each block")
         if (self.pending is None) != (self.head is None):
             raise InputInvalid("pending: expected a pending token together with the head that chose it")
-        if self.receipt is not None and self.pending is None:
-            raise InputInvalid("receipt: expected a pending token beside it")
+        if self.pending is not None and not 0 <= self.pending <= MAX_ID:
+            raise InputInvalid(f"pending: expected a token id of 0 to {MAX_ID}, found {self.pending}")
+        if self.receipt is not None:
+            told = self.receipt
+            if self.pending is None:
+                raise InputInvalid("receipt: expected a pending token beside it")
+            if not len(told.tokens) <= told.asked <= MAX_TOKENS or any(not 0 <= t <= MAX_ID for t in told.tokens):
+                raise InputInvalid(f"receipt: expected at most {told.asked} token ids of 0 to {MAX_ID}, found others")
 
     @property
     def tokens(self) -> int:
