@@ -1,112 +1,30 @@
-"""The commands that run a model: bundle, prefill, generate, find, verify."""
+"""The commands that run a model: prefill, generate, find, verify; `bundle_commands` has those about bundles."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from time import perf_counter
+from typing import Any
 
 import click
 
-from kvstore.cli import Settings, cache_folder, common_options, progress, size_text
+from kvstore.cli import Settings, common_options, progress, size_text
 from kvstore.errors import InputInvalid, KVError, SnapshotMissing
-from kvstore.identity import DEFAULT_NAMESPACE
 from kvstore.store import Store
 
-from .bundle import Bundle
-from .engine import Engine
-from .session import Session
+from .bundle_commands import bundle
+from .opening import Steps, feeding, model_options, open_model, read_tokens
 
 TAIL = 64
 """Tokens of the context's end that ``prefill --json`` gives as text."""
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class ReceiptMismatch(KVError):
     """The continuation here is not the producer's. ``details``: first_difference, expected, found."""
 
     exit_code = 9
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """What --bundle, --compute, --threads and --namespace say, opened."""
-
-    bundle: Bundle
-    engine: Engine
-    namespace: str
-
-    def session(self, store: Store | None, *, decode_only: bool = False) -> Session:
-        return Session.open(self.bundle, self.engine, store=store, namespace=self.namespace, decode_only=decode_only)
-
-
-def bundle_path(given: str) -> Path:
-    """A folder, or the name of a bundle in the cache."""
-    path = Path(given).expanduser()
-    cached = cache_folder() / "bundles" / given
-    return cached if not path.exists() and "/" not in given and cached.is_dir() else path
-
-
-def open_bundle(given: str) -> Bundle:
-    """The bundle of a --bundle value."""
-    return Bundle.open(bundle_path(given), digest_cache=cache_folder() / "digests.json")
-
-
-def model_options(command: _F) -> _F:
-    """--bundle and how to run it; the command gets them as ``opened``, a function that opens them."""
-    options = [
-        click.option(
-            "--bundle", "bundle", required=True, metavar="DIR", help="Bundle folder, or a cached bundle's name."
-        ),
-        click.option("--compute", type=click.Choice(["fp32", "fp16-rounding"]), default="fp32", show_default=True),
-        click.option("--threads", type=click.IntRange(1, 64), default=1, show_default=True, help="BLAS threads."),
-        click.option(
-            "--namespace", default=DEFAULT_NAMESPACE, show_default=True, help="Prefixes never cross namespaces."
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def open_model(bundle: str, compute: str, threads: int, namespace: str) -> Opened:
-    """Opens the bundle and its engine; loads no function yet."""
-    from .portable import PortableEngine
-
-    opened = open_bundle(bundle)
-    return Opened(opened, PortableEngine(opened.root, compute=compute, threads=threads), namespace)
-
-
-def read_tokens(bundle: Bundle, file: Path, limit: int | None) -> list[int]:
-    """The tokens of a UTF-8 text file (``-``: stdin), BOS first; the first ``limit`` of them if given."""
-    try:
-        text = click.get_text_stream("stdin").read() if str(file) == "-" else file.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputInvalid(f"{file}: expected UTF-8 text, found {error.reason} at byte {error.start}") from error
-    tokens = bundle.tokenizer.encode(text)
-    if limit is None:
-        return tokens
-    if not 1 <= limit <= len(tokens):
-        raise InputInvalid(f"--tokens: expected 1 to {len(tokens)} (what {file} has), found {limit}")
-    return tokens[:limit]
-
-
-@contextmanager
-def feeding(total: int) -> Iterator[Callable[[int, int], None]]:
-    """Progress of feeding, as `Session.prompt` wants it."""
-    with progress("Prefilling", total, "tokens") as advance:
-        before = 0
-
-        def report(done: int, _: int) -> None:
-            nonlocal before
-            advance(done - before)
-            before = done
-
-        yield report
 
 
 @click.command()
@@ -122,8 +40,6 @@ def prefill(
     settings: Settings, file: Path, name: str, tokens: int | None, receipt: int, decode_only: bool, **model: Any
 ) -> None:
     """Prefill the text of FILE, reusing what the store has, and save its KV as NAME."""
-    from time import perf_counter
-
     opened = open_model(**model)
     ids = read_tokens(opened.bundle, file, tokens)
     with Store.open(settings.store) as store:
@@ -140,6 +56,7 @@ def prefill(
         saved = session.save(name, made)
         save_seconds = perf_counter() - started
     assert saved.snapshot is not None and saved.digest is not None
+    kv_bytes = len(ids) * saved.snapshot.layout.bytes_per_token
     value = {
         "name": name,
         "snapshot": saved.digest.hex,
@@ -151,7 +68,7 @@ def prefill(
         "save_seconds": save_seconds,
         "written_objects": saved.written_objects,
         "written_bytes": saved.written_bytes,
-        "snapshot_bytes": len(ids) * saved.snapshot.layout.bytes_per_token,
+        "snapshot_bytes": kv_bytes,
         "kv_bytes_per_token": saved.snapshot.layout.bytes_per_token,
         "tail": opened.bundle.tokenizer.decode(ids[-TAIL:]),
         "receipt": None if made is None else asdict(made) | {"text": opened.bundle.tokenizer.decode(made.tokens)},
@@ -160,7 +77,7 @@ def prefill(
         value,
         lambda: (
             f"{name}: {len(ids)} tokens ({prompted.reused} reused) prefilled in {prefill_seconds:.2f} s, saved in "
-            f"{save_seconds:.2f} s ({size_text(saved.written_bytes)} written of {size_text(value['snapshot_bytes'])})"
+            f"{save_seconds:.2f} s ({size_text(saved.written_bytes)} written of {size_text(kv_bytes)})"
         ),
     )
 
@@ -187,8 +104,6 @@ def generate(
     **model: Any,
 ) -> None:
     """Continue a snapshot (--from) or a prompt, greedily; the text goes to stdout as it comes."""
-    from time import perf_counter
-
     if source is None and not prompt:
         raise click.UsageError("Give --from NAME, --prompt TEXT or both.")
     if source is None and at is not None:
@@ -207,14 +122,14 @@ def generate(
             restored = session.restore(source, at)
             reused = restored.reused_tokens
         ids = tokenizer.encode(prompt, bos=source is None) if prompt else []
-        started = perf_counter()
+        steps = Steps()
         if ids:
-            with feeding(len(ids)) as report:
+            with feeding(len(ids), steps) as report:
                 if source is None and not no_reuse:
                     reused = session.prompt(ids, report).reused
                 else:
                     session.feed(ids, report)
-        feed_seconds = perf_counter() - started
+        feed_seconds = perf_counter() - steps.started
         text: list[str] = []
         stream = tokenizer.stream()
 
@@ -236,6 +151,7 @@ def generate(
             "restored_bytes": None if restored is None else restored.bytes,
             "fed_tokens": len(ids) if source is not None else len(ids) - reused,
             "feed_seconds": feed_seconds,
+            "feed_token_seconds": steps.token_seconds,
             "token_seconds": statistics.median(made.seconds[1:]) if len(made.seconds) > 1 else None,
             "functions": list(opened.engine.ledger.names()),
             "saved": None if saved is None or saved.digest is None else saved.digest.hex,
@@ -334,95 +250,6 @@ def verify(settings: Settings, name: str, prefill_functions: bool, **model: Any)
         expected=report.expected,
         found=report.found,
     )
-
-
-@click.group()
-def bundle() -> None:
-    """Build and inspect model bundles."""
-
-
-@bundle.command("build")
-@click.argument("words", nargs=-1, metavar="[NAME] [DIR]")
-@click.option("--from", "source", type=click.Path(path_type=Path, exists=True), help="A local GGUF file instead.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Weights of `tiny`.")
-@common_options
-def build(settings: Settings, words: tuple[str, ...], source: Path | None, seed: int) -> None:
-    """Build the bundle NAME (gemma3-270m or tiny), or one from a local model file (--from), into DIR.
-
-    Without DIR it goes to the cache, where --bundle NAME finds it.
-    """
-    from .build import build_bundle, plan_bundle
-
-    if source is None and not 1 <= len(words) <= 2:
-        raise click.UsageError("Give NAME [DIR], or --from PATH DIR.")
-    if source is not None and len(words) not in (1, 2):
-        raise click.UsageError("Give DIR with --from PATH.")
-    name = words[0] if source is None or len(words) == 2 else "gemma3-270m"
-    out = Path(words[-1]) if len(words) == 2 or source is not None else cache_folder() / "bundles" / name
-    plan = plan_bundle(name, source=source)
-    click.echo(plan.text, err=True)
-    with progress(f"Building {name}", 100, "%") as advance:
-        before = 0.0
-
-        def report(_: str, fraction: float) -> None:
-            nonlocal before
-            advance(100 * (fraction - before))
-            before = fraction
-
-        built = build_bundle(name, out, source=source, progress=report, seed=seed)
-    settings.emit(
-        {
-            "path": str(built.path),
-            "made": built.made,
-            "weights": built.weights,
-            "heads": built.heads,
-            "bytes": built.bytes,
-            "seconds": built.seconds,
-            "terms": built.terms,
-        },
-        f"{built.path}: {size_text(built.bytes)}, {'built in' if built.made else 'was there, checked in'} {built.seconds:.1f} s",
-    )
-
-
-@bundle.command("show")
-@click.argument("given", metavar="DIR")
-@common_options
-def show(settings: Settings, given: str) -> None:
-    """Show a bundle: geometry, functions, identity."""
-    opened = open_bundle(given)
-    config, layout, identity = opened.config, opened.layout(), opened.identity()
-    fields = identity.wire()
-    value = {
-        "path": str(opened.root),
-        "name": config.name,
-        "format": config.format,
-        "architecture": config.architecture,
-        "context": config.ctx,
-        "layers": config.num_layers,
-        "hidden": config.hidden,
-        "kv_bytes_per_token": layout.bytes_per_token,
-        "groups": [
-            {
-                "name": g.name,
-                "window": g.window,
-                "layers": list(g.layers),
-                "kv_heads": g.kv_heads,
-                "head_dim": g.head_dim,
-            }
-            for g in layout.groups
-        ],
-        "chunks": list(config.chunks),
-        "decode": config.decode_function,
-        "prefill": {str(width): name for width, name in config.prefill_functions.items()},
-        "plain_width": config.plain_width,
-        "identity": identity.digest.hex,
-        "weights": fields["weights"],
-        "tokenizer": fields["tokenizer"],
-        "heads": opened.head_digest(),
-        "weights_depend_on_packaging": not opened.has_record,
-        "bytes": sum(f.stat().st_size for f in opened.root.rglob("*") if f.is_file()),
-    }
-    settings.emit(value, lambda: "\n".join(f"{k:<28} {v}" for k, v in value.items()))
 
 
 def commands() -> dict[str, click.Command]:

@@ -1,0 +1,122 @@
+"""The geometry of a Gemma 3 text model, and where its weights come from.
+
+A :class:`Spec` is everything the graph, the sidecars and ``convert_config.json`` need besides the weights themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+SLIDING = "sliding_attention"
+FULL = "full_attention"
+
+#: The residual stream is carried divided by this (a power of two, so exact): undivided it passes fp16's 65,504.
+RESIDUAL_SCALE = 32.0
+#: What a mask holds where a slot is invisible: finite, because inf - inf is NaN.
+NEG = -4.0e4
+OFFSET_WIDTHS = (256, 32, 8, 4)
+PLAIN_WIDTH = 512
+VERIFY_WIDTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A Gemma 3 text decoder. Lengths in tokens, widths in elements, RoPE bases dimensionless.
+
+    ``attention_scale`` multiplies q·k; ``rope_factor_full`` divides the full layers' rotary frequencies. ``layer_types`` has one of :data:`SLIDING`, :data:`FULL` per layer.
+    ``chunk_bounds`` are half-open layer ranges that cover 0..layers without gaps.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    window: int
+    context: int
+    layer_types: tuple[str, ...]
+    rope_base_full: float
+    rope_factor_full: float
+    rope_base_sliding: float
+    norm_epsilon: float
+    attention_scale: float
+    eos_token_ids: tuple[int, ...]
+    chunk_bounds: tuple[tuple[int, int], ...]
+
+    @property
+    def kv_width(self) -> int:
+        """Elements of one K (or V) row of one layer: all KV heads side by side."""
+        return self.kv_heads * self.head_dim
+
+    def rope_frequencies(self, kind: str) -> tuple[float, ...]:
+        """The head_dim/2 angular frequencies of an attention kind, radians a token, for pairs (i, i + head_dim/2)."""
+        base, factor = (self.rope_base_full, self.rope_factor_full) if kind == FULL else (self.rope_base_sliding, 1.0)
+        return tuple(math.pow(base, -2.0 * i / self.head_dim) / factor for i in range(self.head_dim // 2))
+
+    def kinds(self, bounds: tuple[int, int]) -> tuple[str, ...]:
+        """The attention kinds that layers ``bounds`` have, sliding first."""
+        present = set(self.layer_types[bounds[0] : bounds[1]])
+        return tuple(kind for kind in (SLIDING, FULL) if kind in present)
+
+
+class Weights(Protocol):
+    """Source tensors by their GGUF names, in the conventions of a Gemma GGUF (norm gains include the +1)."""
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """The whole tensor, [out, in] or [n], float32, owned by the caller."""
+        ...
+
+    def row_blocks(self, name: str, rows: int) -> Iterator[NDArray[np.float32]]:
+        """The tensor in order, at most ``rows`` rows at a time: the embedding is too large to hold as float32."""
+        ...
+
+    def has(self, name: str) -> bool: ...
+
+
+EMBEDDING = "token_embd.weight"
+OUTPUT = "output.weight"
+OUTPUT_NORM = "output_norm.weight"
+LAYER_TENSORS = (
+    "attn_k.weight",
+    "attn_k_norm.weight",
+    "attn_norm.weight",
+    "attn_output.weight",
+    "attn_q.weight",
+    "attn_q_norm.weight",
+    "attn_v.weight",
+    "ffn_down.weight",
+    "ffn_gate.weight",
+    "ffn_norm.weight",
+    "ffn_up.weight",
+    "post_attention_norm.weight",
+    "post_ffw_norm.weight",
+)
+
+
+def layer_shape(spec: Spec, tensor: str) -> tuple[int, ...]:
+    """The shape of one of :data:`LAYER_TENSORS`."""
+    attention = spec.heads * spec.head_dim
+    return {
+        "attn_k.weight": (spec.kv_width, spec.hidden),
+        "attn_k_norm.weight": (spec.head_dim,),
+        "attn_norm.weight": (spec.hidden,),
+        "attn_output.weight": (spec.hidden, attention),
+        "attn_q.weight": (attention, spec.hidden),
+        "attn_q_norm.weight": (spec.head_dim,),
+        "attn_v.weight": (spec.kv_width, spec.hidden),
+        "ffn_down.weight": (spec.hidden, spec.ffn),
+        "ffn_gate.weight": (spec.ffn, spec.hidden),
+        "ffn_norm.weight": (spec.hidden,),
+        "ffn_up.weight": (spec.ffn, spec.hidden),
+        "post_attention_norm.weight": (spec.hidden,),
+        "post_ffw_norm.weight": (spec.hidden,),
+    }[tensor]

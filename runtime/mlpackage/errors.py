@@ -1,0 +1,24 @@
+"""Refusals of the package reader: one class, because a caller can only do one thing (get another package)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstore.errors import KVError
+
+
+class PackageError(KVError):
+    """A ``.mlpackage`` that can't be read as written. ``details`` carry file, field, expected and found."""
+
+    @classmethod
+    def of(cls, file: object, field: str, expected: object, found: object, hint: str = "") -> PackageError:
+        """The refusal of one ``field`` of ``file``; ``hint`` says what to do beyond building it again."""
+        advice = hint or "build or copy the package again"
+        message = f"{file}: {field}: expected {expected}, found {found}; {advice}"
+        details: dict[str, Any] = {
+            "file": str(file),
+            "field": field,
+            "expected": str(expected),
+            "found": str(found),
+        }
+        return cls(message, **details)

@@ -1,0 +1,123 @@
+"""A ``.mlpackage`` folder on disk: its manifest, its one model file, its weight files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.mlpackage.blob import WeightFile
+from runtime.mlpackage.errors import PackageError
+from runtime.mlpackage.ir import Blob, Const, Function, Program, Value
+from runtime.mlpackage.program import ProgramReader
+from runtime.mlpackage.schema import parse_model
+
+_MANIFEST_LIMIT = 1 << 20
+_MODEL_LIMIT = 1 << 29
+_MODEL_PREFIX = "@model_path/"
+
+
+class Package:
+    """An opened package. Opening parses the model file once; functions and weights are read when asked for.
+
+    Not locked: one thread at a time, or a lock of the caller's. Holds the mapped weight files until dropped.
+    """
+
+    def __init__(self, path: Path, model: Path, reader: ProgramReader) -> None:
+        self.path = path
+        self._model = model
+        self._reader = reader
+        self._functions: dict[str, Function] = {}
+        self._weights: dict[str, WeightFile] = {}
+
+    @classmethod
+    def open(cls, path: Path) -> Package:
+        """Opens the package at ``path``. Raises ``PackageError`` (malformed), ``FileNotFoundError`` (absent)."""
+        model = _model_file(path)
+        label = _label(path, model)
+        size = model.stat().st_size
+        if size > _MODEL_LIMIT:
+            raise PackageError.of(label, "file size", f"at most {_MODEL_LIMIT} bytes", size)
+        try:
+            message = parse_model(model.read_bytes())
+        except ValueError as error:
+            raise PackageError.of(label, "protobuf message", "a Core ML Model", error) from error
+        return cls(path, model, ProgramReader(message, label))
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Function names in description order."""
+        return self._reader.names
+
+    @property
+    def default_function(self) -> str:
+        """What Core ML runs when no function is named."""
+        return self._reader.default
+
+    def function(self, name: str | None = None) -> Function:
+        """The IR of ``name`` (``None``: the default function), read at first use. Raises ``PackageError``."""
+        chosen = self.default_function if name is None else name
+        if chosen not in self.functions:
+            raise PackageError.of(self.path.name, "function", f"one of {', '.join(self.functions)}", chosen)
+        if chosen not in self._functions:
+            self._functions[chosen] = self._reader.function(chosen)
+        return self._functions[chosen]
+
+    def program(self) -> Program:
+        """Every function, in description order."""
+        return Program(tuple(self.function(name) for name in self.functions))
+
+    def array(self, value: Value) -> NDArray[np.generic]:
+        """``value``'s elements: read-only views where the stored form allows it (see ``WeightFile.view``)."""
+        if isinstance(value, Const):
+            return value.array
+        return self.blob(value)
+
+    def blob(self, blob: Blob) -> NDArray[np.generic]:
+        """The stored elements of ``blob``, shaped, not dequantised. Raises ``PackageError``."""
+        weights = self._weights.get(blob.file)
+        if weights is None:
+            path = self._weight_path(blob.file)
+            weights = self._weights[blob.file] = WeightFile(path, _label(self.path, path))
+        return weights.view(blob.offset, blob.spec)
+
+    def _weight_path(self, name: str) -> Path:
+        relative = PurePosixPath(name.removeprefix(_MODEL_PREFIX))
+        if not name.startswith(_MODEL_PREFIX) or relative.is_absolute() or ".." in relative.parts:
+            raise PackageError.of(_label(self.path, self._model), "weight file", f"a path below {_MODEL_PREFIX}", name)
+        path = self._model.parent / relative
+        if not path.is_file():
+            raise PackageError.of(_label(self.path, self._model), "weight file", "a file", f"no {name}")
+        return path
+
+
+def _label(package: Path, file: Path) -> str:
+    return f"{package.name}/{file.relative_to(package).as_posix()}"
+
+
+def _model_file(path: Path) -> Path:
+    """The model file that ``path``'s manifest names as its root."""
+    manifest = path / "Manifest.json"
+    label = _label(path, manifest)
+    size = manifest.stat().st_size
+    if size > _MANIFEST_LIMIT:
+        raise PackageError.of(label, "file size", f"at most {_MANIFEST_LIMIT} bytes", size)
+    try:
+        root: Any = json.loads(manifest.read_bytes())
+    except ValueError as error:
+        raise PackageError.of(label, "content", "JSON", error) from error
+    entry: Any = root
+    for field in ("itemInfoEntries", root.get("rootModelIdentifier") if isinstance(root, dict) else None, "path"):
+        if not isinstance(entry, dict) or not isinstance(field, str) or field not in entry:
+            raise PackageError.of(label, "rootModelIdentifier", "an entry with a path", str(field))
+        entry = entry[field]
+    relative = PurePosixPath(entry) if isinstance(entry, str) else PurePosixPath("..")
+    if relative.is_absolute() or ".." in relative.parts:
+        raise PackageError.of(label, "path", "a path inside Data/", entry)
+    model = path / "Data" / relative
+    if not model.is_file():
+        raise PackageError.of(label, "path", "a file", f"no Data/{relative}")
+    return model

@@ -1,0 +1,77 @@
+"""A function ready to run: a flat list of (callable, slots) over numbered values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+from runtime.engine import InputMismatch
+from runtime.mlpackage import Function, TensorSpec
+
+# (what to call, slots of its arguments, slot of its result, slots that nobody reads afterwards)
+Instruction: TypeAlias = tuple[Callable[..., Any], tuple[int, ...], int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where an output's value is and how it leaves: ``leave(value, rows)`` makes the caller's array.
+
+    ``rows`` is the call's ``kv_rows``; only outputs that hold the whole context look at it.
+    """
+
+    slot: int
+    leave: Callable[[Any, tuple[int, int] | None], NDArray[Any]]
+
+
+class PortableFunction:
+    """A planned function. Calls may follow each other but not overlap; see ``runtime.engine.Function``."""
+
+    def __init__(
+        self,
+        function: Function,
+        slots: list[Any],
+        entry: Mapping[str, int],
+        instructions: list[Instruction],
+        outputs: Mapping[str, Output],
+    ) -> None:
+        """``slots`` holds the constants; ``entry`` is where the inputs that anyone reads go."""
+        self.name = function.name
+        self.inputs: Mapping[str, TensorSpec] = function.inputs
+        self.outputs: Mapping[str, TensorSpec] = function.outputs
+        self._slots = slots
+        self._entry = entry
+        self._instructions = instructions
+        self._outputs = outputs
+
+    def __call__(
+        self, inputs: Mapping[str, NDArray[Any]], *, kv_rows: tuple[int, int] | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """See ``Function.__call__``."""
+        self._check(inputs)
+        values = list(self._slots)
+        for name, slot in self._entry.items():
+            values[slot] = inputs[name]
+        for run, args, out, dead in self._instructions:
+            values[out] = run(*[values[arg] for arg in args])
+            for slot in dead:
+                values[slot] = None
+        return {name: output.leave(values[output.slot], kv_rows) for name, output in self._outputs.items()}
+
+    def _check(self, inputs: Mapping[str, NDArray[Any]]) -> None:
+        if inputs.keys() != self.inputs.keys():
+            missing, extra = sorted(self.inputs.keys() - inputs.keys()), sorted(inputs.keys() - self.inputs.keys())
+            raise InputMismatch(
+                f"{self.name}: inputs: expected exactly the declared ones, found missing {missing}, undeclared {extra}",
+                function=self.name,
+            )
+        for name, spec in self.inputs.items():
+            given = inputs[name]
+            if given.shape != spec.shape or given.dtype != spec.numpy:
+                raise InputMismatch(
+                    f"{self.name}: input {name}: expected {spec}, found {given.dtype}{list(given.shape)}",
+                    function=self.name,
+                    input=name,
+                )
