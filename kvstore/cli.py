@@ -14,14 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import click
 
 from .errors import InputInvalid, KVError, SnapshotMissing, StoreMissing
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 _STORE_HELP = "Store folder. [env KVFERRY_STORE; default: the user's data folder]"
 _JSON_HELP = "Print one JSON value."
 
@@ -61,20 +59,20 @@ def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("kvferry", appauthor=False))
 
 
-def common_options(command: Callable[Concatenate[Settings, _P], _R]) -> Callable[_P, _R]:
+def common_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds --store and --json behind the verb (they win over those before it) and passes `Settings` first."""
 
     @click.option("--store", "store_", type=click.Path(path_type=Path), help=_STORE_HELP)
     @click.option("--json", "json_", is_flag=True, help=_JSON_HELP)
     @click.pass_context
     @functools.wraps(command)
-    def wrapped(ctx: click.Context, /, *args: Any, **kwargs: Any) -> _R:
+    def wrapped(ctx: click.Context, /, *args: Any, **kwargs: Any) -> None:
         settings: Settings = ctx.obj
         store, as_json = kwargs.pop("store_"), kwargs.pop("json_")
         settings = replace(settings, store=store or settings.store, json=as_json or settings.json)
-        return ctx.invoke(command, settings, *args, **kwargs)
+        ctx.invoke(command, settings, *args, **kwargs)
 
-    return wrapped  # type: ignore[return-value]
+    return wrapped
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def _cross(ferry: Ferry, trimmed: bool) -> dict[str, Any]:
         "generate", *model, "--prompt", made["tail"], "-n", str(CONTINUATION), "--decode-only", "--no-reuse",
     )  # fmt: skip
     receipt = made["receipt"]
-    feed = alone["feed_seconds"] / alone["fed_tokens"]
+    feed = alone["feed_token_seconds"]
     return {
         "model": ferry.model,
         "trimmed": trimmed,
@@ -107,7 +107,7 @@ def _cross(ferry: Ferry, trimmed: bool) -> dict[str, Any]:
         "prefill_seconds": made["prefill_seconds"],
         "save_seconds": made["save_seconds"],
         "snapshot_bytes": made["snapshot_bytes"],
-        "moved_bytes": moved["moved_bytes"],
+        "moved_bytes": moved["frame_bytes"],
         "pull_seconds": moved["seconds"],
         "restore_seconds": answer["restore_seconds"],
         "reused_tokens": answer["reused_tokens"],

@@ -119,13 +119,13 @@ class Root:
                 yield view[:count]
 
     def size(self, path: str) -> int | None:
-        """Bytes of the file, None where there is none (or no regular file)."""
+        """Bytes of the file, None where there is none (or a link, or no regular file)."""
         parent, name = _split(path)
         try:
             with self.folder(parent) as fd:
                 found = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 return found.st_size if stat.S_ISREG(found.st_mode) else None
-        except FileNotFoundError:
+        except (FileNotFoundError, StoreCorrupt):
             return None
 
     def mtime_ns(self, path: str) -> int:
@@ -136,7 +136,7 @@ class Root:
         """The entries of a folder, sorted; empty where it is absent."""
         try:
             with self.folder(path) as fd:
-                return sorted(os.listdir(fd))
+                return sorted(os.listdir(fd))  # noqa: PTH208 - pathlib can't list a descriptor
         except FileNotFoundError:
             return []
 
@@ -188,6 +188,28 @@ class Root:
                 os.rename(from_name, to_name, src_dir_fd=src, dst_dir_fd=dst)
             folders[to_folder] = None
         self.sync_all(folders)
+
+    def set_aside(self, source: str, target: str) -> bool:
+        """Renames a file or folder, not durably; False where there is no ``source``."""
+        (from_folder, from_name), (to_folder, to_name) = _split(source), _split(target)
+        with self.folder(to_folder) as dst:
+            try:
+                with self.folder(from_folder) as src:
+                    os.rename(from_name, to_name, src_dir_fd=src, dst_dir_fd=dst)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def remove_tree(self, path: str) -> None:
+        """Deletes a file, a link, or a folder with all in it, not durably and following no link; `FileNotFoundError`."""
+        parent, name = _split(path)
+        with self.folder(parent) as fd:
+            if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+                os.unlink(name, dir_fd=fd)
+                return
+        for inner in self.names(path):
+            self.remove_tree(f"{path}/{inner}")
+        self.remove_folder(path)
 
     def remove_folder(self, path: str) -> None:
         """Deletes an empty folder, not durably; `OSError` where it is not empty."""
@@ -248,9 +270,9 @@ class Root:
         parent, name = _split(path)
         with self.folder(parent) as folder:
             try:
-                fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+                fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             except OSError as error:
-                if error.errno == errno.ELOOP:
+                if error.errno in (errno.ELOOP, errno.ENXIO):
                     raise self._foreign(path, "a plain file or folder") from error
                 raise
         try:

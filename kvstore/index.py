@@ -8,6 +8,7 @@ query at the query's predecessor or successor.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from .digest import BlockId, PrefixKey, SnapshotDigest
+from .errors import Corrupt, FormatTooNew, KVError, Missing, StoreBusy
 from .items import Item, common_prefix, decode_items, encode_items
 from .layout import BLOCK, Run
 from .shelf import Shelf
@@ -163,6 +165,20 @@ class Index:
         )
         return row, {int(g) for (g,) in found}
 
+    def sound(self) -> bool:
+        """Whether SQLite finds its pages in order, and its tables and indexes equal."""
+        return [tuple(row) for row in self._db.execute("PRAGMA integrity_check(1)")] == [("ok",)]
+
+    def contents(self) -> dict[SnapshotDigest, tuple[int, tuple[tuple[Run, ...], ...]]]:
+        """Every snapshot that it knows: its tokens, and its present runs of blocks per group, empty groups at the end left out."""
+        rows = self._db.execute("SELECT id, digest, tokens FROM snapshot").fetchall()
+        return {SnapshotDigest(digest): (tokens, self._runs(row)) for row, digest, tokens in rows}
+
+    def used_since(self, moment: float) -> set[SnapshotDigest]:
+        """Snapshots saved or found at or after ``moment`` (Unix seconds); all of them after the index was made anew."""
+        rows = self._db.execute("SELECT digest FROM snapshot WHERE used >= ?", (moment,))
+        return {SnapshotDigest(raw) for (raw,) in rows}
+
     def catch_up(self) -> None:
         """Makes the rows match the files, in one transaction, whatever the folder's time says."""
         with self.writing():
@@ -181,8 +197,6 @@ class Index:
 
     def _reconcile(self) -> None:
         """Makes the rows match ``snapshots/``. A manifest that can't be read is left out: `check` reports it."""
-        from .errors import Corrupt, FormatTooNew, Missing
-
         records = self._shelf.records
         here = set(records.snapshots())
         known = {SnapshotDigest(raw) for (raw,) in self._db.execute("SELECT digest FROM snapshot")}
@@ -242,16 +256,14 @@ class Index:
             "WHERE h.block = ? ORDER BY s.used DESC LIMIT 256",
             (block,),
         ).fetchall()
-        held = []
-        for row, digest, tokens, used in rows:
-            groups: dict[int, list[Run]] = {}
-            for g, a, b in self._db.execute(
-                "SELECT grp, first, last FROM run WHERE snapshot = ? ORDER BY grp, first", (row,)
-            ):
-                groups.setdefault(g, []).append((a, b))
-            runs = tuple(tuple(groups.get(g, ())) for g in range(max(groups, default=-1) + 1))
-            held.append(Held((SnapshotDigest(digest), tokens, used, runs)))
-        return held
+        return [Held((SnapshotDigest(digest), tokens, used, self._runs(row))) for row, digest, tokens, used in rows]
+
+    def _runs(self, snapshot: int) -> tuple[tuple[Run, ...], ...]:
+        groups: dict[int, list[Run]] = {}
+        rows = self._db.execute("SELECT grp, first, last FROM run WHERE snapshot = ? ORDER BY grp, first", (snapshot,))
+        for g, a, b in rows:
+            groups.setdefault(g, []).append((a, b))
+        return tuple(tuple(groups.get(g, ())) for g in range(max(groups, default=-1) + 1))
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -286,3 +298,15 @@ def damaged(error: sqlite3.DatabaseError) -> bool:
     """Whether the file itself is at fault; a busy or full disk is not."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is None or code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+
+
+def refusal(error: sqlite3.OperationalError, store: Path) -> KVError | OSError:
+    """What to raise for an error that is not the index's own."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StoreBusy(
+            f"{store}: another process wrote to the index for over {BUSY_SECONDS:g} s. Try again when it is done.",
+            path=str(store),
+        )
+    number = errno.ENOSPC if code == sqlite3.SQLITE_FULL else errno.EIO
+    return OSError(number, f"index: {error}", str(store / "index.sqlite"))

@@ -7,6 +7,7 @@ encodings are prefix-free, and byte order of encoded blocks puts the longest com
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -43,9 +44,9 @@ def encode_items(items: Sequence[Item]) -> bytes:
 
 
 def _id(token: int) -> int:
-    if not 0 <= token <= MAX_ID:
+    if not 0 <= operator.index(token) <= MAX_ID:
         raise InputInvalid(f"token id: expected 0 to {MAX_ID}, found {token}")
-    return int(token)
+    return operator.index(token)
 
 
 def _row(row: bytes) -> bytes:

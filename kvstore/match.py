@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .digest import SnapshotDigest
 from .items import Item, common_prefix
-from .layout import BLOCK, Run, allows, usable
+from .layout import BLOCK, Layout, Run, allows, usable
 from .snapshot import Coverage, Lineage, Snapshot
 
 
@@ -74,15 +74,23 @@ def match_items(
     return Match(digest, snapshot, n, runs, common, asked, pending if whole else None, reason)
 
 
+def bound(layout: Layout, tokens: int, runs: Sequence[Sequence[Run]], common: int, asked: int) -> int:
+    """The most that `match_items` can give for a snapshot of ``tokens`` tokens of which ``common`` are equal to the asked ones."""
+    return _usable(layout, tokens, runs, asked if common == asked == tokens else min(common, asked - 1))[0]
+
+
 def usable_at(snapshot: Snapshot, coverage: Coverage, limit: int) -> tuple[int, tuple[Run, ...]]:
     """The longest P <= limit that every group allows, and the token runs to read for it; (0, empty runs) if none."""
-    windows = [g.window for g in snapshot.layout.groups]
+    return _usable(snapshot.layout, snapshot.tokens, coverage.runs, limit)
+
+
+def _usable(layout: Layout, end: int, runs: Sequence[Sequence[Run]], limit: int) -> tuple[int, tuple[Run, ...]]:
+    groups = [(g.window, present) for g, present in zip(layout.groups, runs, strict=True)]
     while limit > 0:
-        found = [usable(w, runs, limit, snapshot.tokens)[0] for w, runs in zip(windows, coverage.runs, strict=True)]
-        lowest = min(found)
-        runs = [allows(w, runs, lowest, snapshot.tokens) for w, runs in zip(windows, coverage.runs, strict=True)]
-        whole_runs = tuple(run for run in runs if run is not None)
-        if lowest > 0 and len(whole_runs) == len(runs):
+        lowest = min(usable(window, present, limit, end)[0] for window, present in groups)
+        found = [allows(window, present, lowest, end) for window, present in groups]
+        whole_runs = tuple(run for run in found if run is not None)
+        if lowest > 0 and len(whole_runs) == len(groups):
             return lowest, whole_runs
         limit = min(lowest, limit - 1)
-    return 0, ((0, 0),) * len(windows)
+    return 0, ((0, 0),) * len(groups)

@@ -33,7 +33,9 @@ class Objects:
     def names(self) -> Iterator[ContentDigest]:
         """Every object, in order of name; names that are not ours are skipped (`check` lists them)."""
         for fan in self._root.names("objects"):
-            if len(fan) == 2:
+            if len(fan) != 2:
+                continue
+            with contextlib.suppress(StoreCorrupt):
                 for rest in self._root.names(f"objects/{fan}"):
                     if len(rest) == 62 and not set(fan + rest) - set("0123456789abcdef"):
                         yield ContentDigest.parse(fan + rest)
@@ -56,12 +58,16 @@ class Objects:
     def frame(self, name: ContentDigest) -> Iterator[memoryview]:
         """An object's file as it is, *unverified*, in pieces that are each valid until the next is asked for.
 
-        As in `read`, the trash is looked into. `ObjectMissing`, `OSError`.
+        As in `read`, the trash is looked into. `ObjectMissing`, `ObjectCorrupt` (a link in its place), `OSError`.
         """
         for path in (self.path(name), f"trash/{name.hex}"):
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 yield from self._root.chunks(path)
                 return
+            except FileNotFoundError:
+                continue
+            except StoreCorrupt as error:
+                raise ObjectCorrupt(f"object {name}: {error}", name=name.hex) from error
         raise ObjectMissing(
             f"object {name} is not in {self._root.path}. Pull the snapshot again from a remote that has it.",
             name=name.hex,

@@ -156,7 +156,13 @@ class Records:
             )
         return ref
 
-    def _readable_refs(self) -> Iterator[Ref]:
+    @contextlib.contextmanager
+    def locked_refs(self) -> Iterator[None]:
+        """No name is given, moved or removed meanwhile."""
+        with self._root.lock("refs", exclusive=True):
+            yield
+
+    def readable_refs(self) -> Iterator[Ref]:
         """Every ref that can be read: one damaged name must not keep others from being given."""
         for name in self.ref_files():
             with contextlib.suppress(RefCorrupt, FormatTooNew):
@@ -172,7 +178,7 @@ class Records:
         """
         nfc = check_label(label)
         path = f"refs/{label_file(nfc)}"
-        with self._root.lock("refs", exclusive=True):
+        with self.locked_refs():
             ref = self.ref(nfc)
             now = None if ref is None else ref.snapshot
             if now != expect:
@@ -191,19 +197,19 @@ class Records:
                     digest=target.hex,
                 )
             if now is None:
-                _clash(self._readable_refs(), nfc)
+                _clash(self.readable_refs(), nfc)
             self._root.publish([Pending(path, [encode_ref(Ref(nfc, target, int(time.time())))])])
 
     def rename_ref(self, label: str, to: str) -> Ref:
         """Gives a snapshot another name; a crash in between leaves both. `SnapshotMissing`, `RefConflict`."""
         old, new = check_label(label), check_label(to)
-        with self._root.lock("refs", exclusive=True):
+        with self.locked_refs():
             ref = self.ref(old)
             if ref is None:
                 raise SnapshotMissing(f"no snapshot named {old!r}. `kvferry ls` lists them.", label=old)
             if old == new:
                 return ref
-            _clash((r for r in self._readable_refs() if r.label != old), new)
+            _clash((r for r in self.readable_refs() if r.label != old), new)
             moved = Ref(new, ref.snapshot, int(time.time()))
             self._root.publish([Pending(f"refs/{label_file(new)}", [encode_ref(moved)])])
             self._root.remove(f"refs/{label_file(old)}")

@@ -18,7 +18,7 @@ FORMAT = 1
 FEATURES: tuple[str, ...] = ()
 """Required features that this version knows, beyond format 1 itself."""
 
-_FOLDERS = ("objects", "snapshots", "refs", "tmp", "quarantine", "trash")
+FOLDERS = ("objects", "snapshots", "refs", "tmp", "quarantine", "trash")
 
 
 class Shelf:
@@ -87,7 +87,7 @@ class Shelf:
 
     def _complete(self) -> None:
         """Puts back empty folders that a copy of the store left out."""
-        if not {*_FOLDERS, "lock"} <= set(self.root.names("")) or len(self.root.names("objects")) < 256:
+        if not {*FOLDERS, "lock"} <= set(self.root.names("")) or len(self.root.names("objects")) < 256:
             _lay_out(self.root)
 
     @contextlib.contextmanager
@@ -124,7 +124,7 @@ def _create(path: Path) -> None:
     """Lays out an empty store; safe to run twice and at once, complete only when ``format.json`` is there."""
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ours = {*_FOLDERS, "lock", "format.json", "index.sqlite", "index.sqlite-wal", "index.sqlite-shm"}
+    ours = {*FOLDERS, "lock", "format.json", "index.sqlite", "index.sqlite-wal", "index.sqlite-shm"}
     foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
     if foreign:
         raise StoreCorrupt(
@@ -143,7 +143,7 @@ def _create(path: Path) -> None:
 
 
 def _lay_out(root: Root) -> None:
-    for folder in _FOLDERS:
+    for folder in FOLDERS:
         root.make_folder(folder)
     for fan in range(256):
         root.make_folder(f"objects/{fan:02x}")

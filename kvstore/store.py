@@ -12,20 +12,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, TypeVar
 
-from .codec import encode_snapshot
+from .codec import HEADER, encode_snapshot
 from .digest import ContentDigest, SnapshotDigest, content_digest
-from .errors import InputInvalid, NotCovered, SnapshotMissing
+from .errors import Corrupt, FormatTooNew, InputInvalid, KVError, NotCovered, SnapshotMissing
 from .identity import Identity
-from .index import Index, damaged
+from .index import Index, damaged, refusal
 from .items import Item
 from .layout import BLOCK, Layout, Rows, block_span, blocks_of
-from .match import Match, match_items
+from .match import Match, bound, match_items
 from .objects import Objects
 from .shelf import Shelf
 from .snapshot import Coverage, Lineage, Link, Receipt, Snapshot, runs_of
 
 READERS = 4
 """Threads that read, verify and copy at once."""
+
+LINEAGE_TRIES = 8
+"""Equally long snapshots that are read in search of one's own lineage."""
 
 Contents = tuple[ContentDigest, ...]
 _T = TypeVar("_T")
@@ -60,9 +63,7 @@ class Store:
         return cls(Shelf.open(path, create=create))
 
     def close(self) -> None:
-        if self._index is not None:
-            self._index.close()
-            self._index = None
+        self._close_index()
         self.shelf.close()
 
     def __enter__(self) -> Self:
@@ -95,7 +96,8 @@ class Store:
         ``rows`` holds rows ``[covered[g], len(items))`` of each group g (all by default); it is only read. ``lineage`` says
         per block who computed it. ``known`` are the contents of leading full blocks that are unchanged since they were
         loaded or saved: they are neither hashed nor written again where the store has them, and only they may lie below
-        ``covered``. When it returns the snapshot survives power loss; when it raises no reader sees a trace of it.
+        ``covered``. When it returns the snapshot survives power loss; when it raises no reader sees a part of one: the name
+        is where it was, and at most the whole snapshot is here as unnamed cache.
         """
         first = tuple(covered) if covered is not None else (0,) * len(layout.groups)
         expect = None
@@ -113,7 +115,8 @@ class Store:
                     layout, identity, items[: dropped * BLOCK], namespace, contents[:dropped], lineage[:dropped],
                     None, None, None, model,
                 )  # fmt: skip
-            missing, coverage = self._missing(snapshot, held)
+            missing, coverage, hits = self._missing(snapshot, held)
+            self.shelf.root.sync_all(self._unsettled(snapshot, {(b, g) for b, g in hits if b >= len(known)}))
             written = self.shelf.objects.put(
                 [(content, rows.spans(g, *block_span(b, len(items)))) for content, (b, g) in missing.items()]
             )
@@ -143,19 +146,44 @@ class Store:
 
     def _missing(
         self, snapshot: Snapshot, held: set[tuple[int, int]]
-    ) -> tuple[dict[ContentDigest, tuple[int, int]], Coverage]:
-        """The objects to write, each with a place to take it from; and the coverage once they are written."""
+    ) -> tuple[dict[ContentDigest, tuple[int, int]], Coverage, set[tuple[int, int]]]:
+        """The objects to write, each with a place to take it from; the coverage once they are written; the places of those here.
+
+        A file of another length is not the object (somebody cut it): it is written again.
+        """
         missing: dict[ContentDigest, tuple[int, int]] = {}
+        hits: set[tuple[int, int]] = set()
         present: list[set[int]] = [set() for _ in snapshot.layout.groups]
         for b, block in enumerate(snapshot.blocks):
             for g, content in enumerate(block):
-                if self.shelf.objects.has(content):
+                if self.shelf.objects.size(content) == HEADER + snapshot.object_bytes(b, g):
+                    hits.add((b, g))
                     present[g].add(b)
                 elif (b, g) in held:
                     missing[content] = (b, g)
                     present[g].add(b)
         digest, _ = encode_snapshot(snapshot)
-        return missing, Coverage(digest, tuple(runs_of(blocks) for blocks in present))
+        return missing, Coverage(digest, tuple(runs_of(blocks) for blocks in present)), hits
+
+    def _unsettled(self, snapshot: Snapshot, hits: set[tuple[int, int]]) -> list[str]:
+        """The folders of those objects among ``hits`` that no published snapshot promises.
+
+        Another saver renamed them in and may not have synced their folders yet, or was killed before it did.
+        """
+        if not hits:
+            return []
+
+        def run(index: Index) -> list[str]:
+            folders: dict[str, None] = {}
+            row = index.root(snapshot.root)
+            for b, link in enumerate(snapshot.chain()):
+                row, promised = index.settled(row, link, b, len(link.contents))
+                for g, content in enumerate(link.contents):
+                    if g not in promised and (b, g) in hits:
+                        folders[Objects.path(content).rpartition("/")[0]] = None
+            return list(folders)
+
+        return self.indexed(run)
 
     def publish(self, snapshot: Snapshot, coverage: Coverage) -> Coverage:
         """Publishes a manifest whose covered objects are here, and enters it in the index. Holds `Shelf.shared`.
@@ -199,37 +227,73 @@ class Store:
     ) -> Match | None:
         """The chain from which most of ``items`` can be reused; None if nothing can.
 
-        The longest usable wins, then one of ``lineage``, then the most recently used. Exact to the token: part of a block serves as
-        well as a block. ``head`` is the asker's head digest, for the pending token of an exact hit.
+        The longest usable wins, then one of ``lineage`` (of the `LINEAGE_TRIES` most recent), then the most recently used. Exact to
+        the token: part of a block serves as well as a block. ``head`` is the asker's head digest, for the pending token of an exact
+        hit. A damaged snapshot is passed over if another serves, and ``Match.reason`` names it; else its `Corrupt` error is raised.
         """
         from .digest import root_key
 
         root = root_key(identity.digest, layout.digest, namespace)
 
-        def run(index: Index) -> Match | None:
-            best: list[Match] = []
-            seen: set[SnapshotDigest] = set()
+        def rank(index: Index) -> list[tuple[int, float, SnapshotDigest]]:
+            """Snapshots by the most that they can give, then by last use."""
+            ranked: dict[SnapshotDigest, tuple[int, float, SnapshotDigest]] = {}
+            most = 0
             for common, block in index.candidates(root, items):
-                if best and common < best[0].n:
+                if common < most - 1:  # the best may turn out one shorter, without a pending token of this head
                     break
-                for digest, _, _, runs in index.holders(block):
-                    if digest in seen:
-                        continue
-                    seen.add(digest)
-                    padded = (*runs, *[()] * (len(layout.groups) - len(runs)))
-                    snapshot = self.shelf.records.snapshot(digest)
-                    match = match_items(digest, snapshot, Coverage(digest, padded), items, head)
-                    if match.n and (not best or match.n >= best[0].n):
-                        best = [match] if not best or match.n > best[0].n else [*best, match]
-                if len(best) > 1 and best[0].n == common:
-                    break
-            if not best:
-                return None
-            chosen = next((m for m in best if lineage is not None and m.lineage == lineage), best[0])
-            index.touch(chosen.digest)
-            return chosen
+                for digest, tokens, used, runs in index.holders(block):
+                    if digest not in ranked:
+                        padded = (*runs, *[()] * (len(layout.groups) - len(runs)))
+                        ranked[digest] = (bound(layout, tokens, padded, common, len(items)), used, digest)
+                        most = max(most, ranked[digest][0])
+            return sorted((entry for entry in ranked.values() if entry[0]), reverse=True)
 
+        def run(index: Index) -> Match | None:
+            match = self._best(rank(index), items, head, lineage)
+            if match is not None:
+                index.touch(match.digest)
+            return match
+
+        try:
+            return self.indexed(run)
+        except SnapshotMissing:  # files were taken away behind the index
+            self.indexed(Index.catch_up)
         return self.indexed(run)
+
+    def _best(
+        self,
+        ranked: Sequence[tuple[int, float, SnapshotDigest]],
+        items: Sequence[Item],
+        head: str | None,
+        lineage: Lineage | None,
+    ) -> Match | None:
+        """The best of ``ranked`` by what the files say; the index only proposes. `SnapshotMissing` where it is behind."""
+        best: Match | None = None
+        damage: tuple[int, KVError] | None = None
+        tries = LINEAGE_TRIES
+        for most, _, digest in ranked:
+            if best is not None and most <= best.n:
+                if most < best.n or lineage is None or best.lineage == lineage or not tries:
+                    break
+                tries -= 1
+            try:
+                snapshot = self.shelf.records.snapshot(digest)
+                coverage = self.shelf.records.coverage(digest, snapshot)
+            except (Corrupt, FormatTooNew) as error:
+                damage = damage or (most, error)
+                continue
+            match = match_items(digest, snapshot, coverage, items, head)
+            longer = match.n > (best.n if best else 0)
+            if longer or (best and match.n == best.n and best.lineage != lineage and match.lineage == lineage):
+                best = match
+        if damage is None or (best is not None and best.n >= damage[0]):
+            return best
+        if best is None:
+            raise damage[1]
+        return replace(
+            best, reason=f"{best.reason}; up to {damage[0]} tokens may lie in what can't be read: {damage[1]}"
+        )
 
     def resolve(self, name: str) -> SnapshotDigest:
         """The snapshot of a name, or of 64 hex digits. `SnapshotMissing`."""
@@ -286,24 +350,37 @@ class Store:
                 target[:] = content[i * stride : i * stride + len(target)]
             return length
 
-        return sum(_parallel(read, match.objects()))
+        with self.shelf.reading():
+            return sum(_parallel(read, match.objects()))
 
     # the index
 
     def indexed(self, run: Callable[[Index], _T]) -> _T:
-        """Runs a query on the index, opened on first use; a damaged one is rebuilt from the files and asked again."""
+        """Runs a query on the index, opened on first use; a damaged one is rebuilt from the files and asked again.
+
+        `StoreBusy` when another process writes to it for too long; `OSError` when the disk fails it or is full.
+        """
         try:
-            if self._index is None:
-                self._index = Index.open(self.shelf)
-            return run(self._index)
-        except sqlite3.DatabaseError as error:
-            if not damaged(error):
-                raise
+            try:
+                return run(self._opened())
+            except sqlite3.DatabaseError as error:
+                if not damaged(error):
+                    raise
+            self._close_index()
+            Index.discard(self.shelf)
+            return run(self._opened())
+        except sqlite3.OperationalError as error:
+            raise refusal(error, self.shelf.path) from error
+
+    def _opened(self) -> Index:
+        if self._index is None:
+            self._index = Index.open(self.shelf)
+        return self._index
+
+    def _close_index(self) -> None:
         if self._index is not None:
             self._index.close()
-        Index.discard(self.shelf)
-        self._index = Index.open(self.shelf)
-        return run(self._index)
+            self._index = None
 
 
 def _snapshot(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .cli import Settings, common_options, progress, size_text, table
+from .cli import Settings, common_options, size_text, table
 from .errors import StoreMissing
 
 

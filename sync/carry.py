@@ -1,0 +1,117 @@
+"""Objects under way: several batches at once, bounded in number and bytes; and what a transfer came to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from kvstore.codec import HEADER
+from kvstore.digest import ContentDigest, SnapshotDigest
+from kvstore.snapshot import Coverage, Snapshot
+
+from .plan import Lengths
+from .remote import WORKERS
+
+BATCH_OBJECTS = 16
+BATCH_BYTES = 8 << 20
+"""A batch ends with the object that reaches either."""
+
+ATTEMPTS = 3
+"""Plans made for one name, when objects go away at the remote in between."""
+
+Advance = Callable[[float], None]
+Meter = Callable[[float], AbstractContextManager[Advance]]
+"""Opens a progress display for so many bytes and yields what moves it on. Called from the caller's thread only."""
+
+
+@contextlib.contextmanager
+def unmetered(total: float) -> Iterator[Advance]:
+    """Shows nothing."""
+    yield lambda amount: None
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """One snapshot as it now is at its destination. ``nowhere``: wanted objects that neither side has."""
+
+    label: str
+    digest: SnapshotDigest
+    snapshot: Snapshot = field(repr=False)
+    coverage: Coverage
+    nowhere: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a transfer did.
+
+    ``objects`` were carried, ``payload_bytes`` of content in ``frame_bytes`` of frames; ``skipped`` were at the destination;
+    ``resumed`` were left there by an interrupted transfer.
+    """
+
+    objects: int
+    payload_bytes: int
+    frame_bytes: int
+    skipped: int
+    resumed: int
+    seconds: float
+    snapshots: tuple[Carried, ...]
+
+
+class Tally:
+    """Counts what is carried while it is."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance = advance
+        self.objects = self.payload = self.resumed = self.skipped = 0
+
+    def carried(self, batch: Lengths) -> None:
+        self.objects += len(batch)
+        self.payload += sum(batch.values())
+        self._advance(sum(batch.values()))
+
+    def moved(self, seconds: float, snapshots: tuple[Carried, ...]) -> Moved:
+        frames = self.payload + HEADER * self.objects
+        return Moved(self.objects, self.payload, frames, self.skipped, self.resumed, seconds, snapshots)
+
+
+def carry(lengths: Lengths, work: Callable[[Lengths], None], tally: Tally) -> None:
+    """Runs ``work`` on batches, `WORKERS` at once. The first error is raised when the batches under way have ended."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        running: dict[Future[None], Lengths] = {}
+        try:
+            for batch in _batches(lengths):
+                if len(running) >= 2 * WORKERS:
+                    _reap(running, tally)
+                running[pool.submit(work, batch)] = batch
+            while running:
+                _reap(running, tally)
+        finally:
+            for future in running:
+                future.cancel()
+
+
+def _reap(running: dict[Future[None], Lengths], tally: Tally) -> None:
+    done, _ = wait(running, return_when=FIRST_COMPLETED)
+    for future in done:
+        batch = running.pop(future)
+        future.result()
+        tally.carried(batch)
+
+
+def _batches(lengths: Lengths) -> Iterator[Lengths]:
+    """At most `BATCH_OBJECTS` and about `BATCH_BYTES` each, and small enough that every worker gets some."""
+    limit = min(BATCH_OBJECTS, -(-len(lengths) // WORKERS))
+    batch: dict[ContentDigest, int] = {}
+    size = 0
+    for name, length in lengths.items():
+        batch[name] = length
+        size += length
+        if len(batch) >= limit or size >= BATCH_BYTES:
+            yield batch
+            batch, size = {}, 0
+    if batch:
+        yield batch

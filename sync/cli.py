@@ -1,0 +1,149 @@
+"""The commands push and pull."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from kvstore.cli import Settings, common_options, progress, size_text
+
+from .carry import Carried, Moved
+from .plan import Plan
+
+_FORCE = "Move the name even if the snapshot it stands for is not continued by the new one."
+_DRY = "Say what would be carried; carry nothing."
+
+
+@click.command()
+@click.argument("remote")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--force", is_flag=True, help=_FORCE)
+@click.option("--dry-run", is_flag=True, help=_DRY)
+@common_options
+def push(settings: Settings, remote: str, names: tuple[str, ...], force: bool, dry_run: bool) -> None:
+    """Send snapshots to a REMOTE: a folder, made if it isn't there."""
+    from kvstore.store import Store
+
+    from .folder import Folder, folder_path
+    from .pushing import plan_push
+    from .pushing import push as send
+
+    path = folder_path(remote)
+    with Store.open(settings.store, create=False) as store, Folder.open(path, create=not dry_run) as target:
+        if dry_run:
+            _print_plans(settings, remote, plan_push(store, target, names, force=force))
+        else:
+            meter = functools.partial(progress, "push", unit="bytes")
+            _print_moved(settings, remote, send(store, target, names, force=force, meter=meter))
+
+
+@click.command()
+@click.argument("remote")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--trimmed", is_flag=True, help="Only what continuing from the end needs.")
+@click.option("--as", "rename", metavar="NEWNAME", help="The name that the snapshot gets here.")
+@click.option("--force", is_flag=True, help=_FORCE)
+@click.option("--dry-run", is_flag=True, help=_DRY)
+@common_options
+def pull(
+    settings: Settings,
+    remote: str,
+    names: tuple[str, ...],
+    trimmed: bool,
+    rename: str | None,
+    force: bool,
+    dry_run: bool,
+) -> None:
+    """Fetch snapshots from a REMOTE: a folder that was pushed to."""
+    from kvstore.store import Store
+
+    from .folder import Folder, folder_path
+    from .pulling import plan_pull
+    from .pulling import pull as fetch
+
+    with Folder.open(folder_path(remote)) as source, Store.open(settings.store) as store:
+        if dry_run:
+            plans = plan_pull(store, source, names, trimmed=trimmed, rename=rename, force=force)
+            _print_plans(settings, remote, plans)
+        else:
+            meter = functools.partial(progress, "pull", unit="bytes")
+            moved = fetch(store, source, names, trimmed=trimmed, rename=rename, force=force, meter=meter)
+            _print_moved(settings, remote, moved)
+
+
+def _print_plans(settings: Settings, remote: str, plans: Sequence[Plan]) -> None:
+    value = {
+        "remote": remote,
+        "dry_run": True,
+        "objects": sum(len(p.move) for p in plans),
+        "payload_bytes": sum(p.payload_bytes for p in plans),
+        "skipped": sum(p.there for p in plans),
+        "snapshots": [
+            {
+                "name": p.label,
+                "snapshot": p.digest.hex,
+                "tokens": p.snapshot.tokens,
+                "objects": len(p.move),
+                "payload_bytes": p.payload_bytes,
+                "skipped": p.there,
+                "nowhere": p.nowhere,
+            }
+            for p in plans
+        ],
+    }
+    settings.emit(
+        value,
+        lambda: "\n".join(
+            f"{p.label}: {p.snapshot.tokens:,} tokens; would carry {len(p.move):,} objects, {size_text(p.payload_bytes)}; "
+            f"{p.there:,} are there already{_nowhere(p.nowhere)}"
+            for p in plans
+        ),
+    )
+
+
+def _print_moved(settings: Settings, remote: str, moved: Moved) -> None:
+    from kvstore.report import kept
+
+    def row(carried: Carried) -> dict[str, Any]:
+        return {
+            "name": carried.label,
+            "snapshot": carried.digest.hex,
+            "tokens": carried.snapshot.tokens,
+            "kept": kept(carried.snapshot, carried.coverage),
+            "nowhere": carried.nowhere,
+        }
+
+    rows = [row(carried) for carried in moved.snapshots]
+    value = {
+        "remote": remote,
+        "objects": moved.objects,
+        "payload_bytes": moved.payload_bytes,
+        "frame_bytes": moved.frame_bytes,
+        "skipped": moved.skipped,
+        "resumed": moved.resumed,
+        "seconds": round(moved.seconds, 4),
+        "snapshots": rows,
+    }
+    resumed = f", {moved.resumed:,} resumed" if moved.resumed else ""
+    settings.emit(
+        value,
+        lambda: "\n".join(
+            [f"{r['name']}: {r['tokens']:,} tokens, {r['kept']}{_nowhere(r['nowhere'])}" for r in rows]
+            + [
+                f"carried {moved.objects:,} objects, {size_text(moved.payload_bytes)}, in {moved.seconds:.2f} s; "
+                f"{moved.skipped:,} were there{resumed}"
+            ]
+        ),
+    )
+
+
+def _nowhere(count: int) -> str:
+    return f"; {count:,} objects of it are on neither side" if count else ""
+
+
+def commands() -> dict[str, click.Command]:
+    """The commands by verb."""
+    return {"push": push, "pull": pull}

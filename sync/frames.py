@@ -1,0 +1,66 @@
+"""One object's frame on its way between stores: checked while its bytes pass. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from blake3 import blake3
+
+from kvstore.codec import HEADER, Header, Kind, decode_header
+from kvstore.digest import ContentDigest, content_hasher
+from kvstore.errors import ObjectCorrupt
+
+Buffer = bytes | memoryview
+
+
+def check_frame(name: ContentDigest, length: int, chunks: Iterable[Buffer]) -> Iterator[Buffer]:
+    """Passes on the frame of object ``name`` (``length`` bytes of content) and raises `ObjectCorrupt` if it isn't that.
+
+    ``chunks`` is the frame cut anywhere. Nothing is proven before the iterator has ended: the caller keeps what it got
+    out of sight until then. At most one byte past the expected end is looked at, and each piece is valid until the next is
+    asked for. Checked: header, name, lengths, stored hash, content digest, no trailing bytes.
+    """
+    what = f"object {name}"
+    head = bytearray()
+    header: Header | None = None
+    content, stored = content_hasher(), blake3()
+    seen = 0
+    for chunk in chunks:
+        view = memoryview(chunk)
+        if header is None:
+            take = HEADER - len(head)
+            head += view[:take]
+            view = view[take:]
+            if len(head) < HEADER:
+                continue
+            header = _header(bytes(head), name, length)
+            yield bytes(head)
+        seen += len(view)
+        if seen > length:
+            raise _bad(name, "length", f"{length} bytes after the header", f"at least {seen}")
+        if len(view):
+            content.update(view)
+            stored.update(view)
+            yield view
+    if header is None:
+        decode_header(bytes(head), Kind.OBJECT, what)  # raises: too short
+        raise AssertionError("a cut header was accepted")
+    if seen != length:
+        raise _bad(name, "length", f"{length} bytes after the header", seen)
+    if stored.digest() != header.stored:
+        raise _bad(name, "stored hash", header.stored.hex(), stored.hexdigest())
+    if content.digest() != name.raw:
+        raise _bad(name, "content digest", name, content.hexdigest())
+
+
+def _header(head: bytes, name: ContentDigest, length: int) -> Header:
+    header = decode_header(head, Kind.OBJECT, f"object {name}")
+    if header.name != name.raw:
+        raise _bad(name, "name in the header", name, header.name.hex())
+    if header.content_length != length or header.stored_length != length:
+        raise _bad(name, "content length", f"{length} bytes, as the snapshot says", header.content_length)
+    return header
+
+
+def _bad(name: ContentDigest, field: str, expected: object, found: object) -> ObjectCorrupt:
+    return ObjectCorrupt(f"object {name}: {field}: expected {expected}, found {found}", name=name.hex, field=field)

@@ -1,0 +1,140 @@
+"""Objects that have arrived and are not visible yet: ``quarantine/<id>/<name>`` in a store or a folder remote.
+
+Whoever fills such a folder holds a lock on it, which the kernel frees when the process dies: an unlocked folder is a dead
+one. The next transfer takes over what it needs of it, verified once more, so that nothing is carried twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterable, Set
+from typing import Self
+
+from kvstore.codec import HEADER
+from kvstore.digest import ContentDigest, SnapshotDigest
+from kvstore.errors import Corrupt, FormatTooNew, Missing, ObjectCorrupt, StoreBusy, StoreCorrupt
+from kvstore.objects import Objects
+from kvstore.records import Records
+from kvstore.shelf import Shelf
+
+from .frames import Buffer, check_frame
+from .plan import Lengths, objects
+
+
+class Incoming:
+    """One transfer's objects. A context manager; `land` may be called from several threads at once."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self._root = shelf.root
+        self._lock = contextlib.ExitStack()
+        self._folder = self._claim()
+        self._landed: set[ContentDigest] = set()
+
+    def _claim(self) -> str:
+        while True:
+            folder = f"quarantine/{secrets.token_hex(8)}"
+            self._root.make_folder(folder)
+            try:
+                self._lock.enter_context(self._root.lock(folder, exclusive=True, seconds=0))
+                with self._root.folder(folder):
+                    return folder
+            except (StoreBusy, FileNotFoundError):
+                # Before it was locked, somebody took it for a dead one.
+                self._lock.close()
+
+    def land(self, name: ContentDigest, length: int, chunks: Iterable[Buffer]) -> None:
+        """Writes, verifies and syncs one object, out of sight. On an error (`ObjectCorrupt`, `OSError`) nothing is left."""
+        self._root.write(f"{self._folder}/{name}", check_frame(name, length, chunks))
+        self._landed.add(name)
+
+    def adopt(self, wanted: Lengths) -> set[ContentDigest]:
+        """Takes over those of ``wanted`` that dead transfers left complete. What nobody asked for stays where it is."""
+        before = set(self._landed)
+        for entry in self._root.names("quarantine"):
+            folder = f"quarantine/{entry}"
+            if folder == self._folder:
+                continue
+            # Locked: alive. Gone: somebody else took it over. Not a folder: not ours, `kvferry check` lists it.
+            with (
+                contextlib.suppress(StoreBusy, FileNotFoundError, StoreCorrupt),
+                self._root.lock(folder, exclusive=True, seconds=0),
+            ):
+                self._adopt(folder, {n: length for n, length in wanted.items() if n not in self._landed})
+        return self._landed - before
+
+    def _adopt(self, folder: str, wanted: Lengths) -> None:
+        by_file = {name.hex: name for name in wanted}
+        there = self._root.names(folder)
+        sound = {}
+        for file in there:
+            name = by_file.get(file)
+            if name is None:
+                continue
+            try:
+                self._verify(f"{folder}/{file}", name, wanted[name])
+            except (ObjectCorrupt, FormatTooNew):
+                self._root.remove(f"{folder}/{file}")  # cut off while it was written
+            else:
+                sound[file] = name
+        self._root.move([(f"{folder}/{file}", f"{self._folder}/{file}") for file in sound])
+        self._landed.update(sound.values())
+        if not self._root.names(folder):
+            self._root.remove_folder(folder)
+
+    def _verify(self, path: str, name: ContentDigest, length: int) -> None:
+        for _ in check_frame(name, length, self._root.chunks(path)):
+            pass
+        self._root.sync_file(path)  # its writer may have died before it did
+
+    def lacking(self, wanted: Lengths) -> dict[ContentDigest, int]:
+        """Those of ``wanted`` that neither landed nor are in the store."""
+        return {name: length for name, length in absent(self._shelf, wanted).items() if name not in self._landed}
+
+    def publish(self, needed: Lengths, promised: Set[ContentDigest]) -> None:
+        """Makes all that landed visible, and all of ``needed`` durable. The caller holds `Shelf.shared` from its last
+        `lacking` to the ref.
+
+        ``promised``: objects that a published coverage names, so that they are durable. Of the others somebody may have been
+        killed between renaming them and syncing the folder.
+        """
+        self._root.move([(f"{self._folder}/{name}", Objects.path(name)) for name in sorted(self._landed)])
+        unsure = needed.keys() - self._landed - promised
+        self._root.sync_all(sorted({Objects.path(name).rpartition("/")[0] for name in unsure}))
+        self._landed.clear()
+
+    def close(self) -> None:
+        """Ends the transfer. What landed and was not published stays, for the next one to take over."""
+        with contextlib.suppress(OSError):
+            self._root.remove_folder(self._folder)
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def absent(shelf: Shelf, wanted: Lengths) -> dict[ContentDigest, int]:
+    """Those of ``wanted`` that are not visible in a store at their full length."""
+    return {name: length for name, length in wanted.items() if shelf.objects.size(name) != HEADER + length}
+
+
+def promised(shelf: Shelf, *digests: SnapshotDigest | None) -> set[ContentDigest]:
+    """The objects that a store's coverage of these snapshots names; of those it can't read, none."""
+    names: set[ContentDigest] = set()
+    for digest in digests:
+        if digest is not None:
+            with contextlib.suppress(Missing, Corrupt, FormatTooNew):
+                snapshot = shelf.records.snapshot(digest)
+                names |= objects(snapshot, shelf.records.coverage(digest, snapshot)).keys()
+    return names
+
+
+def move_name(records: Records, label: str, expect: SnapshotDigest | None, target: SnapshotDigest) -> None:
+    """Compare-and-swap, as `Records.move_ref`; a name that stays where it was is not written again."""
+    ref = records.ref(label)
+    if ref is None or not expect == target == ref.snapshot:
+        records.move_ref(label, expect, target)

@@ -1,0 +1,177 @@
+"""Pull: snapshots from a remote into the store. Objects land out of sight, verified; then the store's publish order."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+
+from kvstore.codec import HEADER
+from kvstore.digest import ContentDigest, SnapshotDigest
+from kvstore.errors import InputInvalid, Missing, NotCovered, RefConflict, Refused, SnapshotMissing
+from kvstore.match import usable_at
+from kvstore.records import check_label
+from kvstore.snapshot import Snapshot, whole
+from kvstore.snapshot import trimmed as trimmed_coverage
+from kvstore.store import Store
+
+from .carry import ATTEMPTS, Carried, Meter, Moved, Tally, carry, unmetered
+from .incoming import Incoming, absent, move_name, promised
+from .plan import Lengths, Plan, continues, objects, parting, parts, plan
+from .reach import blaming
+from .remote import MAX_ASKED, Source
+
+
+def plan_pull(
+    store: Store,
+    source: Source,
+    names: Sequence[str],
+    *,
+    trimmed: bool = False,
+    rename: str | None = None,
+    force: bool = False,
+) -> list[Plan]:
+    """What `pull` with these arguments would carry, one plan a name; an object that two need is in the first only.
+
+    Moves nothing. Raises what `pull` raises before it carries anything.
+    """
+    labels = list(dict.fromkeys(check_label(name) for name in names))
+    if rename is not None and len(labels) != 1:
+        raise InputInvalid(f"another name: expected one snapshot to give it to, found {len(labels)}")
+    plans: list[Plan] = []
+    coming: set[ContentDigest] = set()
+    for label in labels:
+        plans.append(_plan(store, source, label, check_label(rename or label), trimmed, force, coming))
+        coming |= plans[-1].move.keys()
+    return plans
+
+
+def pull(
+    store: Store,
+    source: Source,
+    names: Sequence[str],
+    *,
+    trimmed: bool = False,
+    rename: str | None = None,
+    force: bool = False,
+    meter: Meter = unmetered,
+) -> Moved:
+    """Brings the named snapshots into the store: only objects that it lacks, verified before any of them is visible.
+
+    Whole, or ``trimmed`` to what continuing from the end needs; a later whole pull brings the rest. A name that is here moves
+    only to a snapshot that continues the one it stands for (`plan.continues`), else `RefConflict`; ``force`` moves it anyway
+    and ``rename`` gives a single snapshot another name here. Each snapshot is published by itself, in order; on an error the
+    earlier ones stay and what was verified of this one waits for the next pull, which carries the rest.
+
+    `SnapshotMissing`, `Unreachable`, `Corrupt` by kind, `NotCovered` (too little of it is left to continue from),
+    `Refused` (no room), `OSError` of the store's own disk.
+    """
+    started = time.monotonic()
+    plans = plan_pull(store, source, names, trimmed=trimmed, rename=rename, force=force)
+    _require_room(store, sum(p.payload_bytes + HEADER * len(p.move) for p in plans))
+    done = []
+    with Incoming(store.shelf) as incoming, meter(sum(p.payload_bytes for p in plans)) as advance:
+        tally = Tally(advance)
+        for label, first in zip(dict.fromkeys(check_label(name) for name in names), plans, strict=True):
+            tally.skipped += first.there
+            current = first
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    done.append(_pull(store, source, current, incoming, tally))
+                    break
+                except Missing:
+                    # Collected at the remote since it was planned: ask again what there is now.
+                    if attempt == ATTEMPTS:
+                        raise
+                    current = _plan(store, source, label, first.label, trimmed, force, set())
+    return tally.moved(time.monotonic() - started, tuple(done))
+
+
+def _plan(
+    store: Store, source: Source, label: str, target: str, trimmed: bool, force: bool, coming: set[ContentDigest]
+) -> Plan:
+    ref = source.ref(label)
+    if ref is None:
+        others = [other.label for other in source.refs()]
+        raise SnapshotMissing(
+            f"{source.where}: no snapshot named {label!r}; it has {', '.join(others[:20]) or 'none at all'}.",
+            label=label,
+        )
+    snapshot = source.snapshot(ref.snapshot)
+    expect = _expect(store, source, target, ref.snapshot, snapshot, force)
+    wanted = (trimmed_coverage if trimmed else whole)(ref.snapshot, snapshot)
+    with blaming(source.where):
+        want = objects(snapshot, wanted)
+    there = want.keys() - absent(store.shelf, want).keys() | coming
+    at_source = set(objects(snapshot, source.coverage(ref.snapshot, snapshot)))
+    # What it doesn't promise of this snapshot may be there for the sake of another.
+    unpromised = {name: length for name, length in want.items() if name not in there and name not in at_source}
+    for part in parts(unpromised, MAX_ASKED):
+        at_source |= source.have(part)
+    made = plan(target, expect, snapshot, wanted, there=there, source=at_source)
+    if usable_at(snapshot, made.coverage, snapshot.tokens)[0] == 0:
+        raise NotCovered(
+            f"{source.where}: {made.nowhere} of {len(want)} objects of {label!r} are not there, and nothing can be continued "
+            f"from the rest. Push it again from a store that has it.",
+            label=label,
+            nowhere=made.nowhere,
+        )
+    return made
+
+
+def _expect(
+    store: Store, source: Source, label: str, digest: SnapshotDigest, snapshot: Snapshot, force: bool
+) -> SnapshotDigest | None:
+    """Where ``label`` stands here. `RefConflict` unless it may move to ``snapshot``."""
+    ref = store.shelf.records.ref(label)
+    if ref is None:
+        return None
+    if ref.snapshot != digest and not force:
+        here = store.shelf.records.snapshot(ref.snapshot)
+        if not continues(snapshot, here):
+            raise RefConflict(
+                f"name {label!r}: the one here ({here.tokens} tokens) is not continued by the one at {source.where} "
+                f"({snapshot.tokens} tokens): {parting(here, snapshot)}. Pull it under another name with --as NEWNAME, or "
+                f"replace the one here with --force.",
+                label=label,
+                here=ref.snapshot.hex,
+                there=digest.hex,
+            )
+    return ref.snapshot
+
+
+def _pull(store: Store, source: Source, current: Plan, incoming: Incoming, tally: Tally) -> Carried:
+    needed = objects(current.snapshot, current.coverage)
+    while True:
+        with store.shelf.shared():
+            left = incoming.lacking(needed)
+            if not left:
+                incoming.publish(needed, promised(store.shelf, current.digest, current.expect))
+                coverage = store.publish(current.snapshot, current.coverage)
+                move_name(store.shelf.records, current.label, current.expect, current.digest)
+                return Carried(current.label, current.digest, current.snapshot, coverage, current.nowhere)
+        # The lock is not held while bytes travel: what a collector takes meanwhile is found lacking above, and carried.
+        adopted = incoming.adopt(left)
+        tally.resumed += len(adopted)
+        _fetch(source, {name: length for name, length in left.items() if name not in adopted}, incoming, tally)
+
+
+def _fetch(source: Source, left: Lengths, incoming: Incoming, tally: Tally) -> None:
+    def batch(lengths: Lengths) -> None:
+        for asked, (name, chunks) in zip(lengths, source.fetch(list(lengths)), strict=True):
+            assert name == asked, "a remote answered for another object"
+            with blaming(source.where):
+                incoming.land(name, lengths[name], chunks)
+
+    carry(left, batch, tally)
+
+
+def _require_room(store: Store, needed: int) -> None:
+    free = shutil.disk_usage(store.shelf.path).free
+    if needed > free:
+        raise Refused(
+            f"{store.shelf.path}: expected {needed:,} bytes free for what is to be pulled, found {free:,}. "
+            f"Free some with `kvferry gc`, or pull with --trimmed.",
+            needed=needed,
+            free=free,
+        )

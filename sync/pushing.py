@@ -1,0 +1,124 @@
+"""Push: snapshots from the store to a remote. Only what it lacks; verified on the way; the ref last, by compare-and-swap."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from kvstore.digest import ContentDigest, SnapshotDigest
+from kvstore.errors import ObjectMissing, RefConflict, SnapshotMissing
+from kvstore.records import check_label
+from kvstore.snapshot import Snapshot, whole
+from kvstore.store import Store
+
+from .carry import ATTEMPTS, Carried, Meter, Moved, Tally, carry, unmetered
+from .frames import Buffer
+from .plan import Lengths, Plan, continues, objects, parting, parts, plan
+from .reach import blaming, reaching
+from .remote import MAX_ASKED, Frame, Target
+
+
+def plan_push(store: Store, target: Target, names: Sequence[str], *, force: bool = False) -> list[Plan]:
+    """What `push` with these arguments would carry, one plan a name; an object that two need is in the first only.
+
+    Moves nothing. Raises what `push` raises before it carries anything.
+    """
+    plans: list[Plan] = []
+    coming: set[ContentDigest] = set()
+    for label in dict.fromkeys(check_label(name) for name in names):
+        plans.append(_plan(store, target, label, force, coming))
+        coming |= plans[-1].move.keys()
+    return plans
+
+
+def push(store: Store, target: Target, names: Sequence[str], *, force: bool = False, meter: Meter = unmetered) -> Moved:
+    """Sends the named snapshots to a remote: of what the store covers, only objects that the remote lacks.
+
+    The remote then promises what the store covers and what it had anyway. A name that it has moves only to a snapshot that
+    continues the one it stands for (`plan.continues`), else `RefConflict`; ``force`` moves it anyway. Each snapshot is
+    published by itself, in order; on an error the earlier ones stay, and a later push carries the rest.
+
+    `SnapshotMissing`, `ObjectMissing` and `ObjectCorrupt` (the store's own; never sent on), `Unreachable`.
+    """
+    started = time.monotonic()
+    plans = plan_push(store, target, names, force=force)
+    done = []
+    with meter(sum(p.payload_bytes for p in plans)) as advance:
+        tally = Tally(advance)
+        for first in plans:
+            tally.skipped += first.there
+            current = first
+            for attempt in range(1, ATTEMPTS + 1):
+                _send(store, target, current.move, tally)
+                try:
+                    now = target.publish(current.snapshot, current.coverage, current.label, current.expect)
+                except ObjectMissing:
+                    # Collected at the remote since it was planned: ask again what it has now.
+                    if attempt == ATTEMPTS:
+                        raise
+                    current = _plan(store, target, current.label, force, set())
+                else:
+                    done.append(Carried(current.label, current.digest, current.snapshot, now, current.nowhere))
+                    break
+    return tally.moved(time.monotonic() - started, tuple(done))
+
+
+def _plan(store: Store, target: Target, label: str, force: bool, coming: set[ContentDigest]) -> Plan:
+    records = store.shelf.records
+    ref = records.ref(label)
+    if ref is None:
+        raise SnapshotMissing(
+            f"no snapshot named {label!r} in {store.shelf.path}. `kvferry ls` lists them.", label=label
+        )
+    snapshot = records.snapshot(ref.snapshot)
+    covered = objects(snapshot, records.coverage(ref.snapshot, snapshot))
+    expect = _expect(store, target, label, ref.snapshot, snapshot, force)
+    wanted = whole(ref.snapshot, snapshot)
+    there = set(coming)
+    for part in parts(objects(snapshot, wanted), MAX_ASKED):
+        there |= target.have(part)
+    return plan(label, expect, snapshot, wanted, there=there, source=covered.keys())
+
+
+def _expect(
+    store: Store, target: Target, label: str, digest: SnapshotDigest, snapshot: Snapshot, force: bool
+) -> SnapshotDigest | None:
+    """Where ``label`` stands at the remote. `RefConflict` unless it may move to ``snapshot``."""
+    ref = target.ref(label)
+    if ref is None:
+        return None
+    if ref.snapshot != digest and not force:
+        there = target.snapshot(ref.snapshot)
+        if not continues(snapshot, there):
+            raise RefConflict(
+                f"name {label!r}: the one at {target.where} ({there.tokens} tokens) is not continued by the one here "
+                f"({snapshot.tokens} tokens): {parting(there, snapshot)}. Give the one here another name with `kvferry "
+                f"rename` and push that, or replace the one there with --force.",
+                label=label,
+                here=digest.hex,
+                there=ref.snapshot.hex,
+            )
+    return ref.snapshot
+
+
+def _send(store: Store, target: Target, lengths: Lengths, tally: Tally) -> None:
+    resumed: set[ContentDigest] = set()
+    for part in parts(lengths, MAX_ASKED):
+        resumed |= target.resume(part)
+    tally.resumed += len(resumed)
+
+    def batch(some: Lengths) -> None:
+        with blaming(str(store.shelf.path)):
+            target.put(_frames(store, some), some)
+
+    carry({name: length for name, length in lengths.items() if name not in resumed}, batch, tally)
+
+
+def _frames(store: Store, names: Lengths) -> Iterator[Frame]:
+    for name in names:
+        yield name, _frame(store, name)
+
+
+def _frame(store: Store, name: ContentDigest) -> Iterator[Buffer]:
+    with reaching(str(store.shelf.path)):
+        yield from store.shelf.objects.frame(name)
