@@ -1,0 +1,62 @@
+"""Runs the command in this process, as `kvferry` would: same arguments, output and exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.__main__ import main
+
+STORY = Path(__file__).parents[2] / "kvstore" / "data" / "ferry.txt"
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Kvferry = Callable[..., Answer]
+
+
+@pytest.fixture
+def kvferry(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path, tiny_bundle: Path
+) -> Kvferry:
+    """``kvferry(*words)``; its store is ``tmp_path/store`` and ``--bundle tiny`` is the tests' own."""
+    cache = tmp_path / "cache"
+    (cache / "bundles").mkdir(parents=True)
+    (cache / "bundles" / "tiny").symlink_to(tiny_bundle, target_is_directory=True)
+    monkeypatch.setenv("KVFERRY_CACHE", str(cache))
+    monkeypatch.setenv("KVFERRY_STORE", str(tmp_path / "store"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["kvferry", *words])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        code = ended.value.code
+        return Answer(code if isinstance(code, int) else 0, out, err)
+
+    return run
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Path:
+    """A text of 2,100 tokens and more for the tiny tokenizer."""
+    path = tmp_path / "story.txt"
+    path.write_bytes(STORY.read_bytes())
+    return path
