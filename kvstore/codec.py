@@ -146,11 +146,10 @@ def decode_header(data: bytes | memoryview, kind: Kind, what: str) -> Header:
     return Header(kind, content, stored_length, name, stored, codec, cipher)
 
 
-def object_header(parts: Sequence[bytes | memoryview]) -> tuple[ContentDigest, bytes]:
-    """The name and the header of a raw object whose content is ``parts``, one after another."""
-    name = content_digest(parts)
+def object_header(name: ContentDigest, parts: Sequence[bytes | memoryview]) -> bytes:
+    """The header of a raw object whose content, ``parts`` one after another, ``name`` names."""
     length = sum(len(p) for p in parts)
-    return name, encode_header(Header(Kind.OBJECT, length, length, name.raw, stored_hash(parts)))
+    return encode_header(Header(Kind.OBJECT, length, length, name.raw, stored_hash(parts)))
 
 
 def check_object(header: Header, payload: bytes | memoryview, name: ContentDigest) -> None:

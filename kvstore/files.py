@@ -14,7 +14,7 @@ import secrets
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,10 +32,16 @@ Buffer = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A file to be published: its final relative path and its content in parts, read before `Root.publish` returns."""
+    """A file to be published: its final relative path and its content in parts, read before `Root.publish` returns.
+
+    ``parts`` may be a function that gives them; it is called by the thread that writes the file, so it may hash.
+    """
 
     path: str
-    parts: Sequence[Buffer]
+    parts: Sequence[Buffer] | Callable[[], Sequence[Buffer]]
+
+    def content(self) -> Sequence[Buffer]:
+        return self.parts() if callable(self.parts) else self.parts
 
 
 class Root:
@@ -305,12 +311,14 @@ def _split(path: str) -> tuple[str, str]:
 def _write_all(folder: int, files: Sequence[tuple[str, Pending]]) -> None:
     if len(files) < 3:
         for name, pending in files:
-            _write(folder, name, pending.parts)
+            _write(folder, name, pending.content())
         return
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(min(WRITERS, len(files))) as pool:
-        for done in [pool.submit(_write, folder, name, pending.parts) for name, pending in files]:
+        for done in [
+            pool.submit(lambda n, p: _write(folder, n, p.content()), name, pending) for name, pending in files
+        ]:
             done.result()
 
 

@@ -14,16 +14,28 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
-from .digest import BlockId, PrefixKey, SnapshotDigest
-from .errors import Corrupt, FormatTooNew, KVError, Missing, StoreBusy
+from .digest import SIZE, BlockId, Digest, PrefixKey, SnapshotDigest
+from .errors import Corrupt, FormatTooNew, InputInvalid, KVError, Missing, StoreBusy
 from .items import Item, common_prefix, decode_items, encode_items
-from .layout import BLOCK, Run
+from .layout import BLOCK, MAX_GROUPS, Run
 from .shelf import Shelf
 from .snapshot import Coverage, Link, Snapshot
 
 VERSION = 1
+_SURROUNDINGS = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_NOMEM,
+)
+_D = TypeVar("_D", bound=Digest)
 BUSY_SECONDS = 30.0
 """How long another process may hold the index for writing before this one gives up."""
 NEIGHBOURS = 32
@@ -171,13 +183,13 @@ class Index:
 
     def contents(self) -> dict[SnapshotDigest, tuple[int, tuple[tuple[Run, ...], ...]]]:
         """Every snapshot that it knows: its tokens, and its present runs of blocks per group, empty groups at the end left out."""
-        rows = self._db.execute("SELECT id, digest, tokens FROM snapshot").fetchall()
-        return {SnapshotDigest(digest): (tokens, self._runs(row)) for row, digest, tokens in rows}
+        rows = self._rows("SELECT id, digest, tokens FROM snapshot", (), int, bytes, int)
+        return {_digest(SnapshotDigest, digest): (tokens, self._runs(row)) for row, digest, tokens in rows}
 
     def used_since(self, moment: float) -> set[SnapshotDigest]:
         """Snapshots saved or found at or after ``moment`` (Unix seconds); all of them after the index was made anew."""
-        rows = self._db.execute("SELECT digest FROM snapshot WHERE used >= ?", (moment,))
-        return {SnapshotDigest(raw) for (raw,) in rows}
+        rows = self._rows("SELECT digest FROM snapshot WHERE used >= ?", (moment,), bytes)
+        return {_digest(SnapshotDigest, raw) for (raw,) in rows}
 
     def catch_up(self) -> None:
         """Makes the rows match the files, in one transaction, whatever the folder's time says."""
@@ -199,7 +211,7 @@ class Index:
         """Makes the rows match ``snapshots/``. A manifest that can't be read is left out: `check` reports it."""
         records = self._shelf.records
         here = set(records.snapshots())
-        known = {SnapshotDigest(raw) for (raw,) in self._db.execute("SELECT digest FROM snapshot")}
+        known = {_digest(SnapshotDigest, raw) for (raw,) in self._rows("SELECT digest FROM snapshot", (), bytes)}
         for digest in known - here:
             self.remove(digest)
         for digest in sorted(here):
@@ -215,8 +227,8 @@ class Index:
 
     def children(self, parent: int, items: bytes) -> list[tuple[int, BlockId]]:
         """The blocks with exactly these items under a parent; more than one where chains forked."""
-        rows = self._db.execute("SELECT id, bid FROM block WHERE parent = ? AND items = ?", (parent, items))
-        return [(int(i), BlockId(bid)) for i, bid in rows]
+        rows = self._rows("SELECT id, bid FROM block WHERE parent = ? AND items = ?", (parent, items), int, bytes)
+        return [(i, _digest(BlockId, bid)) for i, bid in rows]
 
     def root(self, key: PrefixKey) -> int | None:
         rows = self.children(0, key.raw)
@@ -239,31 +251,61 @@ class Index:
     def _siblings(self, parent: int, block: Sequence[Item], query: bytes) -> Iterator[tuple[int, int]]:
         """Children of ``parent`` near ``query`` in byte order, as (items in common, child); 0 in common is left out."""
         for comparison, order in ((">=", "ASC"), ("<", "DESC")):
-            rows = self._db.execute(
+            rows = self._rows(
                 f"SELECT id, items FROM block WHERE parent = ? AND items {comparison} ? ORDER BY items {order} LIMIT ?",
                 (parent, query, NEIGHBOURS),
+                int,
+                bytes,
             )
             for child, items in rows:
-                n = common_prefix(block, decode_items(items))
+                try:
+                    n = common_prefix(block, decode_items(items))
+                except InputInvalid as error:
+                    raise _nonsense(error.message) from error
                 if n == 0:
                     break
-                yield n, int(child)
+                yield n, child
 
     def holders(self, block: int) -> list[Held]:
         """The snapshots that hold a block, most recently used first (at most 256)."""
-        rows = self._db.execute(
+        rows = self._rows(
             "SELECT s.id, s.digest, s.tokens, s.used FROM holds h JOIN snapshot s ON s.id = h.snapshot "
             "WHERE h.block = ? ORDER BY s.used DESC LIMIT 256",
             (block,),
-        ).fetchall()
-        return [Held((SnapshotDigest(digest), tokens, used, self._runs(row))) for row, digest, tokens, used in rows]
+            int,
+            bytes,
+            int,
+            float,
+        )
+        return [Held((_digest(SnapshotDigest, raw), tokens, used, self._runs(row))) for row, raw, tokens, used in rows]
 
     def _runs(self, snapshot: int) -> tuple[tuple[Run, ...], ...]:
         groups: dict[int, list[Run]] = {}
-        rows = self._db.execute("SELECT grp, first, last FROM run WHERE snapshot = ? ORDER BY grp, first", (snapshot,))
-        for g, a, b in rows:
+        sql = "SELECT grp, first, last FROM run WHERE snapshot = ? ORDER BY grp, first"
+        for g, a, b in self._rows(sql, (snapshot,), int, int, int):
+            if not 0 <= g < MAX_GROUPS:
+                raise _nonsense(f"group {g}")
             groups.setdefault(g, []).append((a, b))
         return tuple(tuple(groups.get(g, ())) for g in range(max(groups, default=-1) + 1))
+
+    def _rows(self, sql: str, values: tuple[object, ...], *kinds: type) -> list[tuple[Any, ...]]:
+        """All rows of a query. A flipped bit can change a value's type: then the index is as good as damaged."""
+        rows = self._db.execute(sql, values).fetchall()
+        for row in rows:
+            if not all(type(value) is kind for value, kind in zip(row, kinds, strict=True)):
+                raise _nonsense(f"types {[type(value).__name__ for value in row]}")
+        return rows
+
+
+def _digest(kind: type[_D], raw: bytes) -> _D:
+    if len(raw) != SIZE:
+        raise _nonsense(f"a digest of {len(raw)} bytes")
+    return kind(raw)
+
+
+def _nonsense(found: str) -> sqlite3.DatabaseError:
+    """SQLite has no checksums: what can't be ours is damage too."""
+    return sqlite3.DatabaseError(f"index: expected what was written, found {found}")
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -295,9 +337,9 @@ def _version(db: sqlite3.Connection) -> int:
 
 
 def damaged(error: sqlite3.DatabaseError) -> bool:
-    """Whether the file itself is at fault; a busy or full disk is not."""
+    """Whether the file itself is at fault; a busy, failing or full disk is not."""
     code = getattr(error, "sqlite_errorcode", None)
-    return code is None or code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+    return code is None or code & 0xFF not in _SURROUNDINGS
 
 
 def refusal(error: sqlite3.OperationalError, store: Path) -> KVError | OSError:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from .codec import HEADER, check_object, decode_header, object_header
 from .codec import Kind as FrameKind
 from .digest import ContentDigest
-from .errors import InputInvalid, ObjectCorrupt, ObjectMissing, StoreCorrupt
+from .errors import ObjectCorrupt, ObjectMissing, StoreCorrupt
 from .files import Buffer, Pending, Root
 
 
@@ -41,19 +42,14 @@ class Objects:
                         yield ContentDigest.parse(fan + rest)
 
     def put(self, contents: Sequence[tuple[ContentDigest, Sequence[Buffer]]]) -> int:
-        """Publishes raw objects (content in parts). Returns the bytes written, headers included."""
-        batch = []
-        for name, parts in contents:
-            found, header = object_header(parts)
-            if found != name:
-                raise InputInvalid(
-                    f"rows of object {name}: expected this content digest, found {found}. "
-                    f"The rows changed since they were hashed, or a known digest is not theirs.",
-                    name=name.hex,
-                )
-            batch.append(Pending(self.path(name), [header, *parts]))
+        """Publishes raw objects (content in parts, as hashed by the caller). Returns the bytes written, headers included."""
+
+        def frame(name: ContentDigest, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+            return [object_header(name, parts), *parts]
+
+        batch = [Pending(self.path(name), partial(frame, name, parts)) for name, parts in contents]
         self._root.publish(batch)
-        return sum(len(part) for pending in batch for part in pending.parts)
+        return sum(HEADER + sum(len(part) for part in parts) for _, parts in contents)
 
     def frame(self, name: ContentDigest) -> Iterator[memoryview]:
         """An object's file as it is, *unverified*, in pieces that are each valid until the next is asked for.

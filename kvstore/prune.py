@@ -194,7 +194,7 @@ class _Marks:
     def refresh(self, doomed: set[SnapshotDigest]) -> None:
         """Reads what appeared; takes what is named now out of ``doomed``."""
         self.named = self._names()
-        doomed -= self.named.keys()
+        doomed.difference_update(self.named)
         for digest in (self.named.keys() | set(self._records.snapshots())) - doomed - self._seen:
             try:
                 blocks = self._records.snapshot(digest).blocks

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -117,9 +118,9 @@ class Store:
                 )  # fmt: skip
             missing, coverage, hits = self._missing(snapshot, held)
             self.shelf.root.sync_all(self._unsettled(snapshot, {(b, g) for b, g in hits if b >= len(known)}))
-            written = self.shelf.objects.put(
-                [(content, rows.spans(g, *block_span(b, len(items)))) for content, (b, g) in missing.items()]
-            )
+            taken = [(content, rows.spans(g, *block_span(b, len(items)))) for content, (b, g) in missing.items()]
+            _require_known([one for one, (b, _) in zip(taken, missing.values(), strict=True) if b < len(known)])
+            written = self.shelf.objects.put(taken)
             coverage = self.publish(snapshot, coverage)
             if name is not None:
                 self.shelf.records.move_ref(name, expect, coverage.snapshot)
@@ -235,6 +236,8 @@ class Store:
 
         root = root_key(identity.digest, layout.digest, namespace)
 
+        passed: dict[SnapshotDigest, tuple[int, KVError]] = {}  # damaged ones, with the most that they could give
+
         def rank(index: Index) -> list[tuple[int, float, SnapshotDigest]]:
             """Snapshots by the most that they can give, then by last use."""
             ranked: dict[SnapshotDigest, tuple[int, float, SnapshotDigest]] = {}
@@ -243,22 +246,32 @@ class Store:
                 if common < most - 1:  # the best may turn out one shorter, without a pending token of this head
                     break
                 for digest, tokens, used, runs in index.holders(block):
-                    if digest not in ranked:
+                    if digest not in ranked and digest not in passed:
                         padded = (*runs, *[()] * (len(layout.groups) - len(runs)))
                         ranked[digest] = (bound(layout, tokens, padded, common, len(items)), used, digest)
                         most = max(most, ranked[digest][0])
             return sorted((entry for entry in ranked.values() if entry[0]), reverse=True)
 
         def run(index: Index) -> Match | None:
-            match = self._best(rank(index), items, head, lineage)
+            before = -1
+            while before < len(passed):
+                before = len(passed)
+                match = self._best(rank(index), items, head, lineage, passed)
             if match is not None:
                 index.touch(match.digest)
-            return match
+            most, error = max(passed.values(), key=lambda one: one[0], default=(0, None))
+            if error is None or (match is not None and match.n >= most):
+                return match
+            if match is None:
+                raise error
+            return replace(match, reason=f"{match.reason}; up to {most} tokens may lie in what can't be read: {error}")
 
-        try:
-            return self.indexed(run)
-        except SnapshotMissing:  # files were taken away behind the index
-            self.indexed(Index.catch_up)
+        # Files were taken away behind the index; or it contradicts itself.
+        for cure in (partial(self.indexed, Index.catch_up), self._discard_index):
+            try:
+                return self.indexed(run)
+            except SnapshotMissing:
+                cure()
         return self.indexed(run)
 
     def _best(
@@ -267,10 +280,13 @@ class Store:
         items: Sequence[Item],
         head: str | None,
         lineage: Lineage | None,
+        passed: dict[SnapshotDigest, tuple[int, KVError]],
     ) -> Match | None:
-        """The best of ``ranked`` by what the files say; the index only proposes. `SnapshotMissing` where it is behind."""
+        """The best of ``ranked`` by what the files say: the index only proposes. Adds damaged ones to ``passed``.
+
+        `SnapshotMissing` where the index is behind.
+        """
         best: Match | None = None
-        damage: tuple[int, KVError] | None = None
         tries = LINEAGE_TRIES
         for most, _, digest in ranked:
             if best is not None and most <= best.n:
@@ -281,19 +297,13 @@ class Store:
                 snapshot = self.shelf.records.snapshot(digest)
                 coverage = self.shelf.records.coverage(digest, snapshot)
             except (Corrupt, FormatTooNew) as error:
-                damage = damage or (most, error)
+                passed[digest] = (most, error)
                 continue
             match = match_items(digest, snapshot, coverage, items, head)
             longer = match.n > (best.n if best else 0)
             if longer or (best and match.n == best.n and best.lineage != lineage and match.lineage == lineage):
                 best = match
-        if damage is None or (best is not None and best.n >= damage[0]):
-            return best
-        if best is None:
-            raise damage[1]
-        return replace(
-            best, reason=f"{best.reason}; up to {damage[0]} tokens may lie in what can't be read: {damage[1]}"
-        )
+        return best
 
     def resolve(self, name: str) -> SnapshotDigest:
         """The snapshot of a name, or of 64 hex digits. `SnapshotMissing`."""
@@ -366,8 +376,7 @@ class Store:
             except sqlite3.DatabaseError as error:
                 if not damaged(error):
                     raise
-            self._close_index()
-            Index.discard(self.shelf)
+            self._discard_index()
             return run(self._opened())
         except sqlite3.OperationalError as error:
             raise refusal(error, self.shelf.path) from error
@@ -376,6 +385,10 @@ class Store:
         if self._index is None:
             self._index = Index.open(self.shelf)
         return self._index
+
+    def _discard_index(self) -> None:
+        self._close_index()
+        Index.discard(self.shelf)
 
     def _close_index(self) -> None:
         if self._index is not None:
@@ -399,6 +412,18 @@ def _snapshot(
     places = tuple(table.index(one) for one in lineage)
     snapshot = Snapshot(identity, layout, namespace, tuple(items), tuple(contents), table, places, model=model)
     return replace(snapshot, pending=pending, head=None if pending is None else head, receipt=receipt)
+
+
+def _require_known(taken: Sequence[tuple[ContentDigest, Sequence[memoryview]]]) -> None:
+    """Raises `InputInvalid` where rows about to be written under a known digest are not what it names."""
+    for content, parts in taken:
+        found = content_digest(parts)
+        if found != content:
+            raise InputInvalid(
+                f"known: expected the content digest of the rows, {found}, found {content}. Pass only digests of blocks "
+                f"that are unchanged since they were loaded or saved.",
+                name=content.hex,
+            )
 
 
 def _same(here: Sequence[tuple[int, object]], link: Link) -> int | None:

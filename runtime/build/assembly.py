@@ -35,7 +35,7 @@ from runtime.build.vocabulary import tokenizer_config_json, tokenizer_json
 Progress = Callable[[str, float], None]
 Report = Callable[[float], None]
 #: Raised whenever the same source would give other bytes.
-BUILDER_VERSION = 1
+BUILDER_VERSION = 2
 RECORD = "kvferry.json"
 #: The share of the work that opening the source is taken to be.
 _SOURCE_SHARE = 0.1

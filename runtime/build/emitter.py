@@ -17,6 +17,9 @@ F16 = np.float16
 #: A row whose largest magnitude is smaller is divided by this instead, so that an all-zero row gives 0 and not NaN. Any
 #: divisor is exact, because epsilon is divided by its square too. 2⁻¹⁰ keeps that quotient inside fp16.
 NORM_FLOOR = 2.0**-10
+#: fp16's smallest normal number. No row of up to 16,384 elements has a smaller mean plus epsilon, but hardware that takes
+#: subnormals for 0 makes it 0 for an all-zero row, and 0 · (1/√0) would be NaN.
+MEAN_FLOOR = 2.0**-14
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +101,10 @@ class Emitter:
             shift = self.scalar(epsilon)
         square = mb.mul(x=x, y=x, name=f"{name}_square")
         mean = mb.reduce_mean(x=square, axes=last, keep_dims=keep, name=f"{name}_mean")
-        inverse = mb.rsqrt(
-            x=mb.add(x=mean, y=shift, name=f"{name}_shifted"), epsilon=self.scalar(0.0), name=f"{name}_rsqrt"
-        )
+        shifted = mb.add(x=mean, y=shift, name=f"{name}_shifted")
+        if self.numerics.norm_by_maximum:
+            shifted = mb.maximum(x=shifted, y=self.scalar(MEAN_FLOOR), name=f"{name}_floored")
+        inverse = mb.rsqrt(x=shifted, epsilon=self.scalar(0.0), name=f"{name}_rsqrt")
         unit = mb.mul(x=x, y=inverse, name=f"{name}_unit")
         return mb.mul(x=unit, y=self.weight(key, gain), name=name)
 

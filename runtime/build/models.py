@@ -71,17 +71,20 @@ def build_bundle(
     or DiskFull; OSError when the disk fails.
     """
     report = progress or (lambda _step, _fraction: None)
-    if source is None:
-        _check_name(name)
-        if name == GEMMA:
-            _check_disk(out, estimate_build(name))
-            return build(Offer(GEMMA, gguf_origin(GEMMA_SHA256), TERMS, _packaged_gemma), out, progress=report)
-        return assemble(tiny_source(seed), out, progress=report)
-    report("reading the weights", 0.0)
-    with _open_file(source) as file:
-        model = open_gemma3(file, name, _sha256(source))
-        _check_disk(out, _estimate(_sizes(model.spec), temporary=0))
-        return assemble(model, out, progress=report)
+    if source is not None:
+        report("reading the weights", 0.0)
+        with _open_file(source) as file:
+            return _assemble(open_gemma3(file, name, _sha256(source)), out, report)
+    _check_name(name)
+    if name == TINY:
+        return _assemble(tiny_source(seed), out, report)
+    _check_disk(out, estimate_build(name))
+    return build(Offer(GEMMA, gguf_origin(GEMMA_SHA256), TERMS, _packaged_gemma), out, progress=report)
+
+
+def _assemble(model: Source, out: Path, progress: Progress) -> BuiltBundle:
+    _check_disk(out, _estimate(_sizes(model.spec), temporary=0))
+    return assemble(model, out, progress=progress)
 
 
 @contextmanager

@@ -5,9 +5,9 @@ A :class:`Spec` is everything the graph, the sidecars and ``convert_config.json`
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 from typing import Protocol
 
 import numpy as np
@@ -58,9 +58,14 @@ class Spec:
         return self.kv_heads * self.head_dim
 
     def rope_frequencies(self, kind: str) -> tuple[float, ...]:
-        """The head_dim/2 angular frequencies of an attention kind, radians a token, for pairs (i, i + head_dim/2)."""
+        """The head_dim/2 angular frequencies of an attention kind, radians a token, for pairs (i, i + head_dim/2).
+
+        Correctly rounded: they are part of a model's identity, and ``pow`` differs in the last bit between machines.
+        """
         base, factor = (self.rope_base_full, self.rope_factor_full) if kind == FULL else (self.rope_base_sliding, 1.0)
-        return tuple(math.pow(base, -2.0 * i / self.head_dim) / factor for i in range(self.head_dim // 2))
+        with localcontext(prec=50):
+            exponents = [Decimal(-2 * i) / self.head_dim for i in range(self.head_dim // 2)]
+            return tuple(float(Decimal(base) ** exponent / Decimal(factor)) for exponent in exponents)
 
     def kinds(self, bounds: tuple[int, int]) -> tuple[str, ...]:
         """The attention kinds that layers ``bounds`` have, sliding first."""

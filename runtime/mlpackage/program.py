@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from runtime.mlpackage.blob import unpack
 from runtime.mlpackage.errors import PackageError
-from runtime.mlpackage.ir import Arg, Blob, Const, Function, Name, Op, TensorSpec, Value
+from runtime.mlpackage.ir import BITS, Arg, Blob, Const, Function, Name, Op, TensorSpec, Value
 
 _DTYPES = {
     1: "bool", 2: "string", 10: "fp16", 11: "fp32", 12: "fp64", 21: "int8", 22: "int16", 23: "int32",
     24: "int64", 25: "int4", 31: "uint8", 32: "uint16", 33: "uint32", 34: "uint64", 35: "uint4", 36: "uint2",
     37: "uint1", 38: "uint6", 39: "uint3",
 }  # fmt: skip
+_TYPES = ("tensorType", "listType", "tupleType", "dictionaryType", "stateType")
+_TENSORS = ("floats", "ints", "bools", "strings", "longInts", "doubles", "bytes")
+_SIZES = ("constant", "unknown")
 _RANK_LIMIT = 16
 _ELEMENT_LIMIT = 1 << 36
 _IMMEDIATE_LIMIT = 1 << 27
@@ -83,29 +87,30 @@ class ProgramReader:
         return Op(message.type, inputs, tuple(outputs.items()), attributes)
 
     def _arg(self, where: str, binding: Any, known: Mapping[str, TensorSpec]) -> Arg:
-        if binding.HasField("value"):
+        if binding.HasField("value") and not binding.name:
             return self._value(where, binding.value)
-        if binding.name not in known:
+        if binding.HasField("value") or binding.name not in known:
             raise self.wrong(where, "a function input or an earlier output", repr(binding.name))
         return Name(binding.name)
 
     def _value(self, where: str, message: Any) -> Value:
         spec = self._spec(where, message.type)
-        if message.HasField("blobFileValue"):
+        kind = self._one(where, message, ("immediateValue", "blobFileValue"))
+        if kind == "blobFileValue":
             blob = message.blobFileValue
             return Blob(spec, blob.fileName, blob.offset)
         tensor = message.immediateValue.tensor
         if spec.size > _IMMEDIATE_LIMIT:
             raise self.wrong(where, f"at most {_IMMEDIATE_LIMIT} inline elements", spec.size)
-        if tensor.HasField("bytes"):
-            raw = tensor.bytes.values
-            need = spec.size * spec.numpy.itemsize
+        kind = self._one(where, tensor, _TENSORS)
+        if kind == "bytes":
+            raw, bits = tensor.bytes.values, BITS[spec.dtype]
+            need = -(-spec.size * bits // 8)
             if spec.dtype == "string" or len(raw) != need:
                 raise self.wrong(where, f"{need} bytes for {spec}", len(raw))
+            if bits < 8:
+                return Const(spec, unpack(np.frombuffer(raw, np.uint8), spec.dtype, spec.shape))
             return Const(spec, np.frombuffer(raw, spec.numpy).reshape(spec.shape))
-        kinds = ("floats", "ints", "bools", "strings", "longInts", "doubles")
-        kind = next((kind for kind in kinds if tensor.HasField(kind)), None)
-        # protobuf drops an empty list's wrapper for a zero-size tensor
         values = list(getattr(tensor, kind).values) if kind else []
         if len(values) != spec.size or (kind == "strings") != (spec.dtype == "string" and bool(values)):
             raise self.wrong(where, f"{spec.size} values for {spec}", f"{len(values)} {kind or 'values'}")
@@ -117,20 +122,30 @@ class ProgramReader:
         return Const(spec, array)
 
     def _spec(self, where: str, message: Any) -> TensorSpec:
-        if not message.HasField("tensorType"):
-            kind = "a state" if message.HasField("stateType") else "no tensor"
-            raise self.wrong(where, "a tensor type", kind, "only programs that keep their state outside can run")
+        kind = self._one(where, message, _TYPES)
+        if kind != "tensorType":
+            raise self.wrong(
+                where, "tensorType", kind or "nothing", "only functions over tensors, without state, can run"
+            )
         tensor = message.tensorType
         if tensor.dataType not in _DTYPES:
             raise self.wrong(f"{where}: dataType", f"one of {sorted(_DTYPES)}", tensor.dataType)
         if tensor.rank != len(tensor.dimensions) or tensor.rank > _RANK_LIMIT:
             raise self.wrong(f"{where}: rank", f"{len(tensor.dimensions)} (at most {_RANK_LIMIT})", tensor.rank)
-        if not all(dimension.HasField("constant") for dimension in tensor.dimensions):
+        kinds = {self._one(f"{where}: dimensions", dimension, _SIZES) for dimension in tensor.dimensions}
+        if kinds - {"constant"}:
             raise self.wrong(f"{where}: dimensions", "fixed sizes", "an unknown size")
         shape = tuple(dimension.constant.size for dimension in tensor.dimensions)
         if prod(size or 1 for size in shape) > _ELEMENT_LIMIT:
             raise self.wrong(f"{where}: elements", f"at most {_ELEMENT_LIMIT}", shape)
         return TensorSpec(shape, _DTYPES[tensor.dataType])
+
+    def _one(self, where: str, message: Any, fields: Sequence[str]) -> str | None:
+        """Which of ``fields`` is set; they exclude each other."""
+        found = [field for field in fields if message.HasField(field)]
+        if len(found) > 1:
+            raise self.wrong(where, f"one of {', '.join(fields)}", " and ".join(found))
+        return found[0] if found else None
 
     def _named(self, where: str, messages: Iterable[Any]) -> dict[str, TensorSpec]:
         specs: dict[str, TensorSpec] = {}

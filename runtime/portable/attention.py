@@ -51,9 +51,8 @@ def sight(mask: Array) -> Sight:
     rows = mask.reshape(-1, mask.shape[-1])
     slots = rows.shape[1]
     visible = rows > _HIDES
+    # argmax is the first True, and 0 where there is none: then the row counts as showing everything
     first, last = visible.argmax(1), slots - visible[:, ::-1].argmax(1)
-    for row in np.flatnonzero(~visible[np.arange(len(rows)), first]):
-        first[row], last[row] = 0, slots
     return Sight(rows, tuple(first.tolist()), tuple(last.tolist()))
 
 
