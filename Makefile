@@ -26,7 +26,7 @@ demo:
 
 test:
 	$(INSTALL) test
-	@$(PY) -m pytest -n 2 -m 'not real_model and not macos' $(ARGS)
+	@$(PY) -m pytest -n 2 --dist loadscope -m 'not real_model and not reference and not macos' $(ARGS)
 
 check: lint test
 

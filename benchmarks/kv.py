@@ -107,7 +107,9 @@ def arguments(description: str, default_rounds: int) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rounds", type=int, default=default_rounds)
-    parser.add_argument("--folder", type=Path, default=None, help="where to write (default: the system's temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="where to write (default: the system's temporary folder)"
+    )
     return parser.parse_args()
 
 

@@ -160,14 +160,14 @@ def check_object(header: Header, payload: bytes | memoryview, name: ContentDiges
     if len(payload) != header.stored_length:
         raise ObjectCorrupt(
             f"{what}: length: expected {header.stored_length} bytes after the header, found {len(payload)}. "
-            f"Pull the snapshot again, or `kvferry check` to see what is affected.",
+            f"`kvferry pull --verify` fetches it again; `kvferry check` to see what is affected.",
             name=name.hex,
         )
     found = content_digest([payload])
     if found != name:
         raise ObjectCorrupt(
             f"{what}: content digest: expected {name}, found {found}. "
-            f"Pull the snapshot again, or `kvferry check` to see what is affected.",
+            f"`kvferry pull --verify` fetches it again; `kvferry check` to see what is affected.",
             name=name.hex,
         )
 
@@ -265,6 +265,7 @@ def _check_structure(payload: bytes) -> None:
 
 
 def _unpack(payload: bytes, shape: type[_T], corrupt: type[Corrupt], what: str) -> _T:
+    """A value of ``shape``, within the limits. Each decoder then compares what its value encodes to: other forms are refused."""
     try:
         _check_structure(payload)
         plain = msgpack.unpackb(
@@ -278,8 +279,6 @@ def _unpack(payload: bytes, shape: type[_T], corrupt: type[Corrupt], what: str) 
             max_map_len=4096,
             max_ext_len=0,
         )
-        if msgpack.packb(plain) != payload:
-            raise ValueError("not in canonical form")
         return msgspec.convert(plain, shape)
     except (ValueError, TypeError, msgpack.UnpackException, msgspec.ValidationError, RecursionError) as error:
         raise corrupt(f"{what}: content: {error}. The file is damaged or was written by something else.") from error
@@ -370,6 +369,8 @@ def decode_coverage(data: bytes, snapshot: SnapshotDigest, groups: int, blocks: 
         raise CoverageCorrupt(f"{what}: snapshot: expected {snapshot}, found {coverage.snapshot}")
     if len(coverage.runs) != groups or any(b > blocks for runs in coverage.runs for _, b in runs):
         raise CoverageCorrupt(f"{what}: runs: expected {groups} groups within {blocks} blocks, found {coverage.runs}")
+    if encode_coverage(coverage) != data:
+        raise CoverageCorrupt(f"{what}: not in canonical form")
     return coverage
 
 
@@ -385,6 +386,9 @@ def decode_ref(data: bytes, what: str) -> Ref:
     if not 0 <= wire.updated <= MAX_UPDATED:
         raise RefCorrupt(f"{what}: updated: expected 0 to {MAX_UPDATED} seconds, found {wire.updated}")
     try:
-        return Ref(wire.label, SnapshotDigest(wire.snapshot), wire.updated)
+        ref = Ref(wire.label, SnapshotDigest(wire.snapshot), wire.updated)
     except InputInvalid as error:
         raise RefCorrupt(f"{what}: {error}") from error
+    if encode_ref(ref) != data:
+        raise RefCorrupt(f"{what}: not in canonical form")
+    return ref

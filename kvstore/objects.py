@@ -65,7 +65,7 @@ class Objects:
             except StoreCorrupt as error:
                 raise ObjectCorrupt(f"object {name}: {error}", name=name.hex) from error
         raise ObjectMissing(
-            f"object {name} is not in {self._root.path}. Pull the snapshot again from a remote that has it.",
+            f"object {name} is not in {self._root.path}. `kvferry pull` fetches it again from a remote that has it.",
             name=name.hex,
         )
 
@@ -83,7 +83,7 @@ class Objects:
             except StoreCorrupt as error:
                 raise ObjectCorrupt(f"object {name}: {error}", name=name.hex) from error
         raise ObjectMissing(
-            f"object {name} is not in {self._root.path}. Pull the snapshot again from a remote that has it.",
+            f"object {name} is not in {self._root.path}. `kvferry pull` fetches it again from a remote that has it.",
             name=name.hex,
         )
 
@@ -94,7 +94,7 @@ class Objects:
             if size != HEADER + length:
                 raise ObjectCorrupt(
                     f"{what}: file length: expected {HEADER + length} bytes, found {size}. "
-                    f"Pull the snapshot again, or `kvferry check` to see what is affected.",
+                    f"`kvferry pull --verify` fetches it again; `kvferry check` to see what is affected.",
                     name=name.hex,
                 )
             if len(buffer) < size:

@@ -23,7 +23,6 @@ from .objects import Objects
 from .records import Records
 from .store import Store
 from .usage import tree_bytes
-from .usage import usage as usage
 
 SLICE = 0.04
 """Seconds of work under the store's exclusive lock, before savers and pullers get their turn for `PAUSE`."""

@@ -290,7 +290,7 @@ class Store:
         tries = LINEAGE_TRIES
         for most, _, digest in ranked:
             if best is not None and most <= best.n:
-                if most < best.n or lineage is None or best.lineage == lineage or not tries:
+                if most < best.n or lineage is None or _made(best, lineage) or not tries:
                     break
                 tries -= 1
             try:
@@ -301,7 +301,7 @@ class Store:
                 continue
             match = match_items(digest, snapshot, coverage, items, head)
             longer = match.n > (best.n if best else 0)
-            if longer or (best and match.n == best.n and best.lineage != lineage and match.lineage == lineage):
+            if longer or (best and match.n == best.n and not _made(best, lineage) and _made(match, lineage)):
                 best = match
         return best
 
@@ -412,6 +412,11 @@ def _snapshot(
     places = tuple(table.index(one) for one in lineage)
     snapshot = Snapshot(identity, layout, namespace, tuple(items), tuple(contents), table, places, model=model)
     return replace(snapshot, pending=pending, head=None if pending is None else head, receipt=receipt)
+
+
+def _made(match: Match, lineage: Lineage | None) -> bool:
+    """Whether the last reused block has all the fields of ``lineage``; which functions computed it may differ from block to block."""
+    return match.lineage is not None and lineage is not None and set(lineage.fields) <= set(match.lineage.fields)
 
 
 def _require_known(taken: Sequence[tuple[ContentDigest, Sequence[memoryview]]]) -> None:

@@ -89,7 +89,7 @@ def prefill(
 @click.option("-n", "count", type=click.IntRange(0), default=64, show_default=True, help="Tokens to generate.")
 @click.option("--decode-only", is_flag=True, help="Refuse to load anything but decode, as on a small device.")
 @click.option("--no-reuse", is_flag=True, help="Ignore what the store has for the prompt.")
-@click.option("--save", "save_as", metavar="NAME", help="Save the KV at the end under this name.")
+@click.option("--save", "save_as", metavar="NAME", help="Save the KV of all of it under this name.")
 @model_options
 @common_options
 def generate(
@@ -140,7 +140,13 @@ def generate(
 
         made = session.generate(count, lambda token: show(stream.feed(token)))
         show(stream.finish())
-        saved = session.save(save_as) if save_as else None
+        saved = None
+        if save_as:
+            if session.emitted and session.pending is not None and made.finish != "eos":
+                session.feed(
+                    [session.pending]
+                )  # so that continuing goes on after the last token, and does not give it again
+            saved = session.save(save_as)
         value = {
             "text": "".join(text),
             "tokens": list(made.tokens),
@@ -224,7 +230,7 @@ def verify(settings: Settings, name: str, prefill_functions: bool, **model: Any)
         receipt = restored.match.snapshot.receipt
         if receipt is None:
             raise InputInvalid(f"{name!r} has no receipt. `kvferry prefill` records one unless --receipt 0 is given.")
-        if restored.match.pending is None and session.pending is None:
+        if restored.match.pending is None:
             raise InputInvalid(f"{name!r}: its receipt was made with another head, so it proves nothing here.")
         with progress("Decoding", 1):
             report = session.verify_receipt(receipt)

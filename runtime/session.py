@@ -31,6 +31,8 @@ class Session(Decoding):
         self._store = store
         self._namespace = namespace
         self._head = bundle.head_digest()
+        if store is not None:
+            bundle.identity()  # may hash files: now, and not while somebody waits for a restore
 
     @classmethod
     def open(

@@ -68,6 +68,10 @@ class Tally:
         self._advance = advance
         self.objects = self.payload = self.resumed = self.skipped = 0
 
+    def adopted(self, names: Lengths) -> None:
+        self.resumed += len(names)
+        self._advance(sum(names.values()))
+
     def carried(self, batch: Lengths) -> None:
         self.objects += len(batch)
         self.payload += sum(batch.values())

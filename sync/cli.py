@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from .carry import Carried, Moved
 from .plan import Plan
 
 _FORCE = "Move the name even if the snapshot it stands for is not continued by the new one."
+_VERIFY = "Also read what is there already, and carry again what is damaged."
 _DRY = "Say what would be carried; carry nothing."
 
 
@@ -21,9 +23,10 @@ _DRY = "Say what would be carried; carry nothing."
 @click.argument("remote")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--force", is_flag=True, help=_FORCE)
+@click.option("--verify", is_flag=True, help=_VERIFY)
 @click.option("--dry-run", is_flag=True, help=_DRY)
 @common_options
-def push(settings: Settings, remote: str, names: tuple[str, ...], force: bool, dry_run: bool) -> None:
+def push(settings: Settings, remote: str, names: tuple[str, ...], force: bool, verify: bool, dry_run: bool) -> None:
     """Send snapshots to a REMOTE: a folder, made if it isn't there."""
     from kvstore.store import Store
 
@@ -32,12 +35,16 @@ def push(settings: Settings, remote: str, names: tuple[str, ...], force: bool, d
     from .pushing import push as send
 
     path = folder_path(remote)
-    with Store.open(settings.store, create=False) as store, Folder.open(path, create=not dry_run) as target:
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(Store.open(settings.store, create=False))
+        for name in names:
+            store.resolve(name)  # a mistyped name must not make an empty remote
+        target = stack.enter_context(Folder.open(path, create=not dry_run))
         if dry_run:
-            _print_plans(settings, remote, plan_push(store, target, names, force=force))
+            _print_plans(settings, remote, plan_push(store, target, names, force=force, verify=verify))
         else:
             meter = functools.partial(progress, "push", unit="bytes")
-            _print_moved(settings, remote, send(store, target, names, force=force, meter=meter))
+            _print_moved(settings, remote, send(store, target, names, force=force, verify=verify, meter=meter))
 
 
 @click.command()
@@ -46,6 +53,7 @@ def push(settings: Settings, remote: str, names: tuple[str, ...], force: bool, d
 @click.option("--trimmed", is_flag=True, help="Only what continuing from the end needs.")
 @click.option("--as", "rename", metavar="NEWNAME", help="The name that the snapshot gets here.")
 @click.option("--force", is_flag=True, help=_FORCE)
+@click.option("--verify", is_flag=True, help=_VERIFY)
 @click.option("--dry-run", is_flag=True, help=_DRY)
 @common_options
 def pull(
@@ -55,6 +63,7 @@ def pull(
     trimmed: bool,
     rename: str | None,
     force: bool,
+    verify: bool,
     dry_run: bool,
 ) -> None:
     """Fetch snapshots from a REMOTE: a folder that was pushed to."""
@@ -66,11 +75,11 @@ def pull(
 
     with Folder.open(folder_path(remote)) as source, Store.open(settings.store) as store:
         if dry_run:
-            plans = plan_pull(store, source, names, trimmed=trimmed, rename=rename, force=force)
+            plans = plan_pull(store, source, names, trimmed=trimmed, rename=rename, force=force, verify=verify)
             _print_plans(settings, remote, plans)
         else:
             meter = functools.partial(progress, "pull", unit="bytes")
-            moved = fetch(store, source, names, trimmed=trimmed, rename=rename, force=force, meter=meter)
+            moved = fetch(store, source, names, trimmed=trimmed, rename=rename, force=force, verify=verify, meter=meter)
             _print_moved(settings, remote, moved)
 
 

@@ -18,7 +18,7 @@ from kvstore.shelf import Shelf
 from kvstore.snapshot import Coverage, Ref, Snapshot
 
 from .frames import Buffer
-from .incoming import Incoming, absent, move_name, promised
+from .incoming import Incoming, absent, move_name, promised, unsound
 from .plan import Lengths, objects
 from .reach import blaming, reaching
 from .remote import MAX_ASKED, Frame
@@ -112,6 +112,15 @@ class Folder:
                 self._require_there()
             return objects.keys() - lacking.keys()
 
+    def sound(self, objects: Lengths) -> set[ContentDigest]:
+        assert len(objects) <= MAX_ASKED
+        with self._asking():
+            wanted = objects if self._incoming is None else self._incoming.unlanded(objects)
+            lacking = unsound(self._shelf, wanted)
+            if lacking:
+                self._require_there()
+            return objects.keys() - lacking.keys()
+
     # Source
 
     def coverage(self, digest: SnapshotDigest, snapshot: Snapshot) -> Coverage:
@@ -159,7 +168,7 @@ class Folder:
                     f"Push again to send them.",
                     name=first.hex,
                 )
-            incoming.publish(needed, promised(self._shelf, coverage.snapshot, expect))
+            incoming.publish(needed, promised(self._shelf, coverage.snapshot, snapshot, expect))
             with records.locked_snapshots():
                 now = records.put_snapshot(snapshot, coverage)
             move_name(records, label, expect, coverage.snapshot)

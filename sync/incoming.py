@@ -17,6 +17,7 @@ from kvstore.errors import Corrupt, FormatTooNew, Missing, ObjectCorrupt, StoreB
 from kvstore.objects import Objects
 from kvstore.records import Records
 from kvstore.shelf import Shelf
+from kvstore.snapshot import Snapshot
 
 from .frames import Buffer, check_frame
 from .plan import Lengths, objects
@@ -90,7 +91,11 @@ class Incoming:
 
     def lacking(self, wanted: Lengths) -> dict[ContentDigest, int]:
         """Those of ``wanted`` that neither landed nor are in the store."""
-        return {name: length for name, length in absent(self._shelf, wanted).items() if name not in self._landed}
+        return absent(self._shelf, self.unlanded(wanted))
+
+    def unlanded(self, wanted: Lengths) -> dict[ContentDigest, int]:
+        """Those of ``wanted`` that did not land since the last `publish`, whatever the store has."""
+        return {name: length for name, length in wanted.items() if name not in self._landed}
 
     def publish(self, needed: Lengths, promised: Set[ContentDigest]) -> None:
         """Makes all that landed visible, and all of ``needed`` durable. The caller holds `Shelf.shared` from its last
@@ -122,14 +127,31 @@ def absent(shelf: Shelf, wanted: Lengths) -> dict[ContentDigest, int]:
     return {name: length for name, length in wanted.items() if shelf.objects.size(name) != HEADER + length}
 
 
-def promised(shelf: Shelf, *digests: SnapshotDigest | None) -> set[ContentDigest]:
-    """The objects that a store's coverage of these snapshots names; of those it can't read, none."""
+def unsound(shelf: Shelf, wanted: Lengths) -> dict[ContentDigest, int]:
+    """Those of ``wanted`` that are absent, or whose bytes are not what they should be; reads all of them."""
+    return {name: length for name, length in wanted.items() if not _is_sound(shelf, name, length)}
+
+
+def _is_sound(shelf: Shelf, name: ContentDigest, length: int) -> bool:
+    try:
+        for _ in check_frame(name, length, shelf.root.chunks(Objects.path(name))):
+            pass
+    except (FileNotFoundError, Corrupt, FormatTooNew):
+        return False
+    return True
+
+
+def promised(
+    shelf: Shelf, digest: SnapshotDigest, snapshot: Snapshot, before: SnapshotDigest | None
+) -> set[ContentDigest]:
+    """The objects that a store's coverage of ``snapshot``, and of the one that its name stood for, names; if readable."""
     names: set[ContentDigest] = set()
-    for digest in digests:
-        if digest is not None:
-            with contextlib.suppress(Missing, Corrupt, FormatTooNew):
-                snapshot = shelf.records.snapshot(digest)
-                names |= objects(snapshot, shelf.records.coverage(digest, snapshot)).keys()
+    with contextlib.suppress(Corrupt, FormatTooNew):
+        names |= objects(snapshot, shelf.records.coverage(digest, snapshot)).keys()
+    if before is not None and before != digest:
+        with contextlib.suppress(Missing, Corrupt, FormatTooNew):
+            older = shelf.records.snapshot(before)
+            names |= objects(older, shelf.records.coverage(before, older)).keys()
     return names
 
 

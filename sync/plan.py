@@ -11,6 +11,7 @@ from kvstore.digest import ContentDigest, SnapshotDigest
 from kvstore.errors import SnapshotCorrupt
 from kvstore.items import common_prefix
 from kvstore.layout import BLOCK
+from kvstore.match import usable_at
 from kvstore.snapshot import Coverage, Snapshot, runs_of
 
 Lengths = Mapping[ContentDigest, int]
@@ -41,6 +42,11 @@ class Plan:
     def payload_bytes(self) -> int:
         """Content bytes to carry, headers left out."""
         return sum(self.move.values())
+
+    @property
+    def usable(self) -> int:
+        """The most tokens that ``coverage`` allows to continue from."""
+        return usable_at(self.snapshot, self.coverage, self.snapshot.tokens)[0]
 
 
 def objects(snapshot: Snapshot, coverage: Coverage) -> dict[ContentDigest, int]:

@@ -8,18 +8,19 @@ from collections.abc import Sequence
 
 from kvstore.codec import HEADER
 from kvstore.digest import ContentDigest, SnapshotDigest
-from kvstore.errors import InputInvalid, Missing, NotCovered, RefConflict, Refused, SnapshotMissing
-from kvstore.match import usable_at
+from kvstore.errors import InputInvalid, Missing, NotCovered, ObjectCorrupt, RefConflict, Refused, SnapshotMissing
 from kvstore.records import check_label
 from kvstore.snapshot import Snapshot, whole
 from kvstore.snapshot import trimmed as trimmed_coverage
 from kvstore.store import Store
 
 from .carry import ATTEMPTS, Carried, Meter, Moved, Tally, carry, unmetered
-from .incoming import Incoming, absent, move_name, promised
+from .incoming import Incoming, absent, move_name, promised, unsound
 from .plan import Lengths, Plan, continues, objects, parting, parts, plan
 from .reach import blaming
 from .remote import MAX_ASKED, Source
+
+_MEND = "Mend it there with `kvferry push --verify` from a store that has it, or pull from another remote."
 
 
 def plan_pull(
@@ -30,6 +31,7 @@ def plan_pull(
     trimmed: bool = False,
     rename: str | None = None,
     force: bool = False,
+    verify: bool = False,
 ) -> list[Plan]:
     """What `pull` with these arguments would carry, one plan a name; an object that two need is in the first only.
 
@@ -41,7 +43,7 @@ def plan_pull(
     plans: list[Plan] = []
     coming: set[ContentDigest] = set()
     for label in labels:
-        plans.append(_plan(store, source, label, check_label(rename or label), trimmed, force, coming))
+        plans.append(_plan(store, source, label, check_label(rename or label), trimmed, force, verify, coming))
         coming |= plans[-1].move.keys()
     return plans
 
@@ -54,20 +56,22 @@ def pull(
     trimmed: bool = False,
     rename: str | None = None,
     force: bool = False,
+    verify: bool = False,
     meter: Meter = unmetered,
 ) -> Moved:
     """Brings the named snapshots into the store: only objects that it lacks, verified before any of them is visible.
 
     Whole, or ``trimmed`` to what continuing from the end needs; a later whole pull brings the rest. A name that is here moves
     only to a snapshot that continues the one it stands for (`plan.continues`), else `RefConflict`; ``force`` moves it anyway
-    and ``rename`` gives a single snapshot another name here. Each snapshot is published by itself, in order; on an error the
+    and ``rename`` gives a single snapshot another name here. With ``verify`` what is here already is read, and carried again
+    where it is damaged; else it is looked for by name and length. Each snapshot is published by itself, in order; on an error the
     earlier ones stay and what was verified of this one waits for the next pull, which carries the rest.
 
     `SnapshotMissing`, `Unreachable`, `Corrupt` by kind, `NotCovered` (too little of it is left to continue from),
     `Refused` (no room), `OSError` of the store's own disk.
     """
     started = time.monotonic()
-    plans = plan_pull(store, source, names, trimmed=trimmed, rename=rename, force=force)
+    plans = plan_pull(store, source, names, trimmed=trimmed, rename=rename, force=force, verify=verify)
     _require_room(store, sum(p.payload_bytes + HEADER * len(p.move) for p in plans))
     done = []
     with Incoming(store.shelf) as incoming, meter(sum(p.payload_bytes for p in plans)) as advance:
@@ -83,12 +87,19 @@ def pull(
                     # Collected at the remote since it was planned: ask again what there is now.
                     if attempt == ATTEMPTS:
                         raise
-                    current = _plan(store, source, label, first.label, trimmed, force, set())
+                    current = _plan(store, source, label, first.label, trimmed, force, verify, set())
     return tally.moved(time.monotonic() - started, tuple(done))
 
 
 def _plan(
-    store: Store, source: Source, label: str, target: str, trimmed: bool, force: bool, coming: set[ContentDigest]
+    store: Store,
+    source: Source,
+    label: str,
+    target: str,
+    trimmed: bool,
+    force: bool,
+    verify: bool,
+    coming: set[ContentDigest],
 ) -> Plan:
     ref = source.ref(label)
     if ref is None:
@@ -102,14 +113,14 @@ def _plan(
     wanted = (trimmed_coverage if trimmed else whole)(ref.snapshot, snapshot)
     with blaming(source.where):
         want = objects(snapshot, wanted)
-    there = want.keys() - absent(store.shelf, want).keys() | coming
+    there = want.keys() - (unsound if verify else absent)(store.shelf, want).keys() | coming
     at_source = set(objects(snapshot, source.coverage(ref.snapshot, snapshot)))
     # What it doesn't promise of this snapshot may be there for the sake of another.
     unpromised = {name: length for name, length in want.items() if name not in there and name not in at_source}
     for part in parts(unpromised, MAX_ASKED):
         at_source |= source.have(part)
     made = plan(target, expect, snapshot, wanted, there=there, source=at_source)
-    if usable_at(snapshot, made.coverage, snapshot.tokens)[0] == 0:
+    if made.usable == 0:
         raise NotCovered(
             f"{source.where}: {made.nowhere} of {len(want)} objects of {label!r} are not there, and nothing can be continued "
             f"from the rest. Push it again from a store that has it.",
@@ -144,15 +155,17 @@ def _pull(store: Store, source: Source, current: Plan, incoming: Incoming, tally
     needed = objects(current.snapshot, current.coverage)
     while True:
         with store.shelf.shared():
-            left = incoming.lacking(needed)
+            # What the plan carries may be here, damaged.
+            left = incoming.lacking(needed) | incoming.unlanded(current.move)
             if not left:
-                incoming.publish(needed, promised(store.shelf, current.digest, current.expect))
+                durable = promised(store.shelf, current.digest, current.snapshot, current.expect)
+                incoming.publish(needed, durable)
                 coverage = store.publish(current.snapshot, current.coverage)
                 move_name(store.shelf.records, current.label, current.expect, current.digest)
                 return Carried(current.label, current.digest, current.snapshot, coverage, current.nowhere)
         # The lock is not held while bytes travel: what a collector takes meanwhile is found lacking above, and carried.
         adopted = incoming.adopt(left)
-        tally.resumed += len(adopted)
+        tally.adopted({name: left[name] for name in adopted})
         _fetch(source, {name: length for name, length in left.items() if name not in adopted}, incoming, tally)
 
 
@@ -160,7 +173,7 @@ def _fetch(source: Source, left: Lengths, incoming: Incoming, tally: Tally) -> N
     def batch(lengths: Lengths) -> None:
         for asked, (name, chunks) in zip(lengths, source.fetch(list(lengths)), strict=True):
             assert name == asked, "a remote answered for another object"
-            with blaming(source.where):
+            with blaming(source.where, ObjectCorrupt, todo=_MEND):
                 incoming.land(name, lengths[name], chunks)
 
     carry(left, batch, tally)

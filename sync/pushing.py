@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from kvstore.digest import ContentDigest, SnapshotDigest
-from kvstore.errors import ObjectMissing, RefConflict, SnapshotMissing
+from kvstore.errors import NotCovered, ObjectCorrupt, ObjectMissing, RefConflict, SnapshotMissing
 from kvstore.records import check_label
 from kvstore.snapshot import Snapshot, whole
 from kvstore.store import Store
@@ -17,8 +17,12 @@ from .plan import Lengths, Plan, continues, objects, parting, parts, plan
 from .reach import blaming, reaching
 from .remote import MAX_ASKED, Frame, Target
 
+_MEND = "It was not sent. Mend it here with `kvferry pull --verify` from a remote that has it."
 
-def plan_push(store: Store, target: Target, names: Sequence[str], *, force: bool = False) -> list[Plan]:
+
+def plan_push(
+    store: Store, target: Target, names: Sequence[str], *, force: bool = False, verify: bool = False
+) -> list[Plan]:
     """What `push` with these arguments would carry, one plan a name; an object that two need is in the first only.
 
     Moves nothing. Raises what `push` raises before it carries anything.
@@ -26,22 +30,31 @@ def plan_push(store: Store, target: Target, names: Sequence[str], *, force: bool
     plans: list[Plan] = []
     coming: set[ContentDigest] = set()
     for label in dict.fromkeys(check_label(name) for name in names):
-        plans.append(_plan(store, target, label, force, coming))
+        plans.append(_plan(store, target, label, force, verify, coming))
         coming |= plans[-1].move.keys()
     return plans
 
 
-def push(store: Store, target: Target, names: Sequence[str], *, force: bool = False, meter: Meter = unmetered) -> Moved:
+def push(
+    store: Store,
+    target: Target,
+    names: Sequence[str],
+    *,
+    force: bool = False,
+    verify: bool = False,
+    meter: Meter = unmetered,
+) -> Moved:
     """Sends the named snapshots to a remote: of what the store covers, only objects that the remote lacks.
 
     The remote then promises what the store covers and what it had anyway. A name that it has moves only to a snapshot that
-    continues the one it stands for (`plan.continues`), else `RefConflict`; ``force`` moves it anyway. Each snapshot is
-    published by itself, in order; on an error the earlier ones stay, and a later push carries the rest.
+    continues the one it stands for (`plan.continues`), else `RefConflict`; ``force`` moves it anyway. With ``verify`` the remote
+    reads what it has already, and gets again what is damaged. Each snapshot is published by itself, in order; on an error the
+    earlier ones stay, and a later push carries the rest.
 
-    `SnapshotMissing`, `ObjectMissing` and `ObjectCorrupt` (the store's own; never sent on), `Unreachable`.
+    `SnapshotMissing`, `NotCovered`, `ObjectMissing` and `ObjectCorrupt` (the store's own; never sent on), `Unreachable`.
     """
     started = time.monotonic()
-    plans = plan_push(store, target, names, force=force)
+    plans = plan_push(store, target, names, force=force, verify=verify)
     done = []
     with meter(sum(p.payload_bytes for p in plans)) as advance:
         tally = Tally(advance)
@@ -56,14 +69,14 @@ def push(store: Store, target: Target, names: Sequence[str], *, force: bool = Fa
                     # Collected at the remote since it was planned: ask again what it has now.
                     if attempt == ATTEMPTS:
                         raise
-                    current = _plan(store, target, current.label, force, set())
+                    current = _plan(store, target, current.label, force, verify, set())
                 else:
                     done.append(Carried(current.label, current.digest, current.snapshot, now, current.nowhere))
                     break
     return tally.moved(time.monotonic() - started, tuple(done))
 
 
-def _plan(store: Store, target: Target, label: str, force: bool, coming: set[ContentDigest]) -> Plan:
+def _plan(store: Store, target: Target, label: str, force: bool, verify: bool, coming: set[ContentDigest]) -> Plan:
     records = store.shelf.records
     ref = records.ref(label)
     if ref is None:
@@ -76,8 +89,16 @@ def _plan(store: Store, target: Target, label: str, force: bool, coming: set[Con
     wanted = whole(ref.snapshot, snapshot)
     there = set(coming)
     for part in parts(objects(snapshot, wanted), MAX_ASKED):
-        there |= target.have(part)
-    return plan(label, expect, snapshot, wanted, there=there, source=covered.keys())
+        there |= target.sound(part) if verify else target.have(part)
+    made = plan(label, expect, snapshot, wanted, there=there, source=covered.keys())
+    if made.usable == 0:
+        raise NotCovered(
+            f"{store.shelf.path}: {made.nowhere} objects of {label!r} are not here, and nothing can be continued from the rest. "
+            f"Pull it again from a remote that has it.",
+            label=label,
+            nowhere=made.nowhere,
+        )
+    return made
 
 
 def _expect(
@@ -105,10 +126,10 @@ def _send(store: Store, target: Target, lengths: Lengths, tally: Tally) -> None:
     resumed: set[ContentDigest] = set()
     for part in parts(lengths, MAX_ASKED):
         resumed |= target.resume(part)
-    tally.resumed += len(resumed)
+    tally.adopted({name: lengths[name] for name in resumed})
 
     def batch(some: Lengths) -> None:
-        with blaming(str(store.shelf.path)):
+        with blaming(str(store.shelf.path), ObjectCorrupt, todo=_MEND):
             target.put(_frames(store, some), some)
 
     carry({name: length for name, length in lengths.items() if name not in resumed}, batch, tally)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from kvstore.errors import Corrupt, Unreachable
+from kvstore.errors import Corrupt, FormatTooNew, KVError, Unreachable
 
 
 @contextlib.contextmanager
@@ -24,12 +24,13 @@ def reaching(where: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def blaming(where: str) -> Iterator[None]:
-    """Puts ``where`` in front of what is found corrupt."""
+def blaming(where: str, *kinds: type[Corrupt], todo: str = "") -> Iterator[None]:
+    """Puts ``where`` in front of what is found corrupt (of ``kinds`` only, if given) or too new, and ``todo`` behind it."""
+    blamed: tuple[type[KVError], ...] = (FormatTooNew, *(kinds or (Corrupt,)))
     try:
         yield
-    except Corrupt as error:
+    except blamed as error:
         if "where" in error.details:
             raise
         message = error.message if error.message.startswith(where) else f"{where}: {error.message}"
-        raise type(error)(message, **{**error.details, "where": where}) from error
+        raise type(error)(f"{message} {todo}".rstrip(), **{**error.details, "where": where}) from error

@@ -24,7 +24,7 @@ WORKERS = 4
 """Objects under way at once."""
 
 MAX_ASKED = 1024
-"""Objects that one `have` or `resume` asks about at most."""
+"""Objects that one `have`, `sound` or `resume` asks about at most."""
 
 Frame = tuple[ContentDigest, Iterable[Buffer]]
 """An object's name and its frame (header and payload) in pieces; each piece is valid until the next is asked for."""
@@ -53,6 +53,10 @@ class Remote(Protocol):
 
         Not a promise that they stay, nor that their bytes are sound.
         """
+        ...
+
+    def sound(self, objects: Lengths) -> set[ContentDigest]:
+        """As `have`, but only those of which every byte was read just now, and is what it should be."""
         ...
 
 

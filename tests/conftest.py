@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.util
-import os
-import shutil
+import hashlib
 from pathlib import Path
 
 import pytest
-
-
-def require(module: str) -> None:
-    """Skips where an optional package is missing; under CI that is a failure."""
-    if importlib.util.find_spec(module) is None:
-        message = f"{module} is not installed"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
+from optional import require
 
 
 @pytest.fixture(scope="session")
 def tiny_bundle(request: pytest.FixtureRequest) -> Path:
-    """The folder of the tiny bundle; built again when the builder would make another one. Do not write to it."""
-    from runtime.build import TargetExists, build_bundle
+    """The folder of the tiny bundle; one for each state of the builder's sources. Do not write to it."""
+    from runtime import build
 
+    sources = sorted(Path(build.__file__).parent.rglob("*.py"))
+    key = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
     assert request.config.cache is not None
     folder = Path(request.config.cache.mkdir("bundles"))
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several pytest workers share the cache
-        try:
-            return build_bundle("tiny", folder / "tiny").path
-        except TargetExists:
-            shutil.rmtree(folder / "tiny")
-            return build_bundle("tiny", folder / "tiny").path
+        return build.build_bundle("tiny", folder / f"tiny-{key}").path
 
 
 @pytest.fixture(scope="session")

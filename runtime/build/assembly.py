@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -35,7 +36,7 @@ from runtime.build.vocabulary import tokenizer_config_json, tokenizer_json
 Progress = Callable[[str, float], None]
 Report = Callable[[float], None]
 #: Raised whenever the same source would give other bytes.
-BUILDER_VERSION = 2
+BUILDER_VERSION = 3
 RECORD = "kvferry.json"
 #: The share of the work that opening the source is taken to be.
 _SOURCE_SHARE = 0.1
@@ -82,7 +83,12 @@ def build(offer: Offer, out: Path, *, progress: Progress, numerics: Numerics | N
             with offer.open(stage.scratch) as source:
                 record = _fill(stage, source, recipe, numerics, progress)
             stage.finish()
-            publish_folder(stage.root, out)
+            try:
+                publish_folder(stage.root, out)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+                raise _exists(out, "that somebody else filled it during the build", "Choose another folder") from error
     progress("done", 1.0)
     size = sum({(s.st_dev, s.st_ino): s.st_size for s in (path.stat() for path in out.rglob("*"))}.values())
     elapsed = time.monotonic() - started
@@ -119,6 +125,7 @@ def _parts(source: Source, numerics: Numerics) -> list[Part]:
 
     def embedding(folder: Path, report: Report) -> Digests:
         return write_embedding(
+            EMBEDDING,
             source.weights.row_blocks(EMBEDDING, BLOCK_ROWS),
             folder / config.EMBED_ROWS,
             folder / config.EMBED_SCALES,

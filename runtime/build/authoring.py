@@ -108,4 +108,5 @@ def _package_manifest() -> str:
         items[identifier] = {"author": "com.apple.CoreML", "description": text, "name": name, "path": path}
     root = next(identifier for identifier, item in items.items() if item["path"] == _MODEL)
     manifest = {"fileFormatVersion": "1.0.0", "itemInfoEntries": items, "rootModelIdentifier": root}
-    return json.dumps(manifest, indent=2, sort_keys=True) + "\n"
+    # exactly as coremltools spells it: it writes the file anew whenever it opens a package
+    return json.dumps(manifest, indent=4, sort_keys=True) + "\n"

@@ -69,6 +69,11 @@ def field_error(
     )
 
 
+def not_finite(tensor: str, largest: float) -> SourceFieldError:
+    """``largest`` magnitude of the tensor, which may be NaN."""
+    return field_error("the weights", tensor, "numbers that fp16 can hold (up to 65504)", largest, "Give another file")
+
+
 def tool_missing(error: ModuleNotFoundError, wanted_by: str, extra: str) -> ToolMissing:
     """``wanted_by`` begins the sentence: what needs the package. ``extra`` is the extra of ours that brings it."""
     return ToolMissing(

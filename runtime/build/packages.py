@@ -15,6 +15,7 @@ from runtime.build import config
 from runtime.build.authoring import WEIGHT_FILE, FunctionRecipe, write_package
 from runtime.build.digests import TensorDigest, tensor_digest
 from runtime.build.emitter import F16, Emitter, Numerics
+from runtime.build.errors import not_finite
 from runtime.build.graph import ChunkFunction, Layer, chunk_inputs, fold, head_output
 from runtime.build.sidecar import BLOCK_ROWS, quantise_output
 from runtime.build.source import Source
@@ -34,7 +35,17 @@ Digests = dict[str, TensorDigest]
 
 def read_layer(source: Source, index: int) -> Layer:
     """One layer's tensors as the bundle keeps them (fp16), before any gain is folded."""
-    return {name: source.weights.tensor(f"blk.{index}.{name}").astype(F16) for name in LAYER_TENSORS}
+    return {name: _half(f"blk.{index}.{name}", source) for name in LAYER_TENSORS}
+
+
+def _half(name: str, source: Source) -> NDArray[np.float16]:
+    """A tensor rounded to fp16. Raises SourceFieldError where that is not finite."""
+    tensor = source.weights.tensor(name)
+    with np.errstate(over="ignore"):
+        half = tensor.astype(F16)
+    if not np.isfinite(half).all():
+        raise not_finite(name, float(np.abs(tensor).max()))
+    return half
 
 
 def chunk_recipes(
@@ -76,11 +87,12 @@ def write_heads(folder: Path, source: Source, numerics: Numerics, progress: Call
     spec = source.spec
     matrix = OUTPUT if source.weights.has(OUTPUT) else EMBEDDING
     rows, steps = quantise_output(
+        matrix,
         source.weights.row_blocks(matrix, BLOCK_ROWS),
         (spec.vocabulary, spec.hidden),
         lambda done: progress(0.8 * done / spec.vocabulary),
     )
-    gain = source.weights.tensor(OUTPUT_NORM).astype(F16)
+    gain = _half(OUTPUT_NORM, source)
     for name, shape in ((config.HEAD, (spec.hidden,)), (config.VERIFY_HEAD, (VERIFY_WIDTH, spec.hidden))):
         write_package(folder / name, [head_recipe(spec, numerics, shape, gain, rows, steps)])
     _share(folder / config.HEAD / WEIGHT_FILE, folder / config.VERIFY_HEAD / WEIGHT_FILE)

@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.build.digests import TensorDigest, tensor_digest
+from runtime.build.errors import not_finite
 
 #: Rows quantised at a time: 4,096 · 640 float32 is 10 MB.
 BLOCK_ROWS = 4096
 
 
 def quantise_sidecar(block: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """int8 rows and float32 magnitudes [n]: row ≈ q · magnitude / 127. A zero row has magnitude 0."""
+    """int8 rows and float32 magnitudes [n]: row ≈ q · magnitude / 127. A zero row has magnitude 0. Rows must be finite."""
     magnitude = np.abs(block).max(axis=1)
     inverse = np.divide(127.0, magnitude, out=np.zeros_like(magnitude), where=magnitude > 0)
     return np.rint(block * inverse[:, None]).astype(np.int8), magnitude
@@ -36,6 +37,7 @@ def quantise_head(block: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray
 
 
 def write_embedding(
+    name: str,
     blocks: Iterator[NDArray[np.float32]],
     rows_path: Path,
     scales_path: Path,
@@ -46,12 +48,13 @@ def write_embedding(
 ) -> dict[str, TensorDigest]:
     """Write the embedding sidecar [rows, columns]: int8 rows, and one little-endian float32 scale a row, divided by ``divide``.
 
-    ``progress`` is called with the number of rows written so far. Returns the digests of rows and undivided scales.
+    ``name`` is the tensor's, for refusals: SourceFieldError unless all is finite. ``progress`` gets the number of rows written so far. Returns the digests of rows and undivided scales.
     """
     magnitudes = np.empty(shape[0], np.float32)
     done = 0
     with rows_path.open("wb") as rows_file:
         for block in blocks:
+            _require_finite(name, block)
             rows, magnitudes[done : done + len(block)] = quantise_sidecar(block)
             rows_file.write(rows.tobytes())
             done += len(block)
@@ -62,14 +65,21 @@ def write_embedding(
 
 
 def quantise_output(
-    blocks: Iterator[NDArray[np.float32]], shape: tuple[int, int], progress: Callable[[int], None]
+    name: str, blocks: Iterator[NDArray[np.float32]], shape: tuple[int, int], progress: Callable[[int], None]
 ) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
     """The head's int8 rows [vocabulary, hidden] and fp16 steps [vocabulary, 1]."""
     rows = np.empty(shape, np.int8)
     steps = np.empty((shape[0], 1), np.float16)
     done = 0
     for block in blocks:
+        _require_finite(name, block)
         rows[done : done + len(block)], steps[done : done + len(block)] = quantise_head(block)
         done += len(block)
         progress(done)
     return rows, steps
+
+
+def _require_finite(name: str, block: NDArray[np.float32]) -> None:
+    largest = float(np.abs(block).max())
+    if not largest <= float(np.finfo(np.float16).max):
+        raise not_finite(name, largest)

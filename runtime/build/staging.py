@@ -79,6 +79,10 @@ class Staging:
         shutil.rmtree(self.scratch)
         (self.root / _STATE).unlink()
 
+    def leave(self) -> None:
+        """Free what a later build has no use for: the scratch folder, and everything if no part is whole."""
+        shutil.rmtree(self.scratch if self._done else self.root, ignore_errors=True)
+
     def _recover(self) -> None:
         try:
             state = json.loads((self.root / _STATE).read_bytes())
@@ -104,7 +108,7 @@ class Staging:
 
 @contextmanager
 def staging(target: Path, recipe: Recipe) -> Iterator[Staging]:
-    """The staging folder beside ``target``, ours alone while open. It stays on disk if the block fails.
+    """The staging folder beside ``target``, ours alone while open. Its whole parts stay on disk if the block fails.
 
     Raises BuildInProgress when another process is building the same target.
     """
@@ -119,6 +123,10 @@ def staging(target: Path, recipe: Recipe) -> Iterator[Staging]:
                 f"{target}: expected nobody building this bundle, found a process that holds {root}. Wait for it, or stop it first.",
                 target=str(target),
             ) from error
-        yield Staging(root, recipe)
+        stage = Staging(root, recipe)
+        try:
+            yield stage
+        finally:
+            stage.leave()
     finally:
         os.close(handle)

@@ -91,5 +91,5 @@ class _Limited:
     def __call__(
         self, inputs: Mapping[str, NDArray[Any]], *, kv_rows: tuple[int, int] | None = None
     ) -> dict[str, NDArray[Any]]:
-        with self._blas.limit(limits=self._threads, user_api="blas"), np.errstate(all="ignore"):
+        with self._blas.limit(limits=self._threads, user_api="blas"):
             return self._function(inputs, kv_rows=kv_rows)

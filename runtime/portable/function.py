@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from runtime.engine import InputMismatch
@@ -54,11 +55,13 @@ class PortableFunction:
         values = list(self._slots)
         for name, slot in self._entry.items():
             values[slot] = inputs[name]
-        for run, args, out, dead in self._instructions:
-            values[out] = run(*[values[arg] for arg in args])
-            for slot in dead:
-                values[slot] = None
-        return {name: output.leave(values[output.slot], kv_rows) for name, output in self._outputs.items()}
+        # infinities are looked for where they matter (half.py), with names; numpy's warnings have none
+        with np.errstate(all="ignore"):
+            for run, args, out, dead in self._instructions:
+                values[out] = run(*[values[arg] for arg in args])
+                for slot in dead:
+                    values[slot] = None
+            return {name: output.leave(values[output.slot], kv_rows) for name, output in self._outputs.items()}
 
     def _check(self, inputs: Mapping[str, NDArray[Any]]) -> None:
         if inputs.keys() != self.inputs.keys():

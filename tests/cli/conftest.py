@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command import Answer, Kvferry
 
 from kvstore.__main__ import main
 
 STORY = Path(__file__).parents[2] / "kvstore" / "data" / "ferry.txt"
-
-
-@dataclass(frozen=True)
-class Answer:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Kvferry = Callable[..., Answer]
 
 
 @pytest.fixture

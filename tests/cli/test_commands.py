@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Kvferry
+from command import Kvferry
 
 
 def test_ls_of_an_absent_store_is_empty(kvferry: Kvferry, tmp_path: Path) -> None:
@@ -88,10 +88,8 @@ def test_generate_can_save_and_go_on(kvferry: Kvferry, story: Path) -> None:
     whole = kvferry("generate", "--bundle", "tiny", "--from", "a", "-n", "12", "--json").json
     first = kvferry("generate", "--bundle", "tiny", "--from", "a", "-n", "6", "--save", "b", "--json").json
     assert first["saved"] is not None
-    rest = kvferry("generate", "--bundle", "tiny", "--from", "b", "-n", "7", "--json").json
-    assert first["tokens"] + rest["tokens"][1:] == whole["tokens"], (
-        "a snapshot's continuation begins with its pending token"
-    )
+    rest = kvferry("generate", "--bundle", "tiny", "--from", "b", "-n", "6", "--json").json
+    assert first["tokens"] + rest["tokens"] == whole["tokens"]
 
 
 def test_names(kvferry: Kvferry, story: Path) -> None:

@@ -22,6 +22,8 @@ from runtime.portable import PortableEngine
 
 Array = NDArray[np.float32]
 
+Kept = tuple[Callable[[str], Array], Callable[[int], Array]]
+
 
 class Changed:
     """Weights with some tensors multiplied: ``factors`` by the end of the tensor's name."""
@@ -62,7 +64,8 @@ def direct(source: Source) -> Direct:
     return Direct(source.spec, *as_kept(source.weights))
 
 
-def as_kept(weights: Weights) -> tuple[Callable[[str], Array], Callable[[int], Array]]:
+def as_kept(weights: Weights) -> Kept:
+    """Tensors by GGUF name (``output`` is the head's matrix), and unscaled embedding rows by token."""
     rows, magnitudes = quantise_sidecar(weights.tensor(EMBEDDING))
     head_rows, steps = quantise_head(weights.tensor(OUTPUT if weights.has(OUTPUT) else EMBEDDING))
     kept: dict[str, Array] = {"output": head_rows * steps.astype(np.float32)}

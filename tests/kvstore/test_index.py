@@ -1,0 +1,243 @@
+"""The index is a cache: damaged, absent, foreign, behind or ahead, it is made anew from the files and `find` works."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kvmemory import expect_rows, files, find, save
+
+from kvstore import Store
+from kvstore.check import check
+from kvstore.errors import StoreBusy
+from kvstore.index import VERSION, Index
+
+CHAINS = [[i, *range(100, 170 + i)] for i in range(12)]
+
+
+def fill(path: Path) -> None:
+    with Store.open(path) as store:
+        for i, items in enumerate(CHAINS):
+            save(store, items, name=f"n{i}")
+
+
+def index_files(path: Path) -> list[Path]:
+    return [path / f"index.sqlite{end}" for end in ("", "-wal", "-shm")]
+
+
+def everything_is_found(path: Path) -> None:
+    with Store.open(path) as store:
+        for items in CHAINS:
+            match = find(store, [*items, 5000])
+            assert match is not None and match.n == len(items)
+        expect_rows(store, match)
+        saved = save(store, [*CHAINS[0], 1, 2])
+        assert saved.dropped_from is None and find(store, [*CHAINS[0], 1, 2, 3]).n == len(CHAINS[0]) + 2
+        digests = set(store.shelf.records.snapshots())
+        assert store.indexed(lambda index: index.sound() and set(index.contents()) == digests)
+
+
+def foreign(path: Path) -> None:
+    with sqlite3.connect(path / "index.sqlite") as db:
+        db.execute("CREATE TABLE letters(id INTEGER PRIMARY KEY, text TEXT)")
+        db.execute("INSERT INTO letters(text) VALUES ('dear')")
+    db.close()
+
+
+def foreign_of_our_version(path: Path) -> None:
+    foreign(path)
+    with sqlite3.connect(path / "index.sqlite") as db:
+        db.execute(f"PRAGMA user_version = {VERSION}")
+    db.close()
+
+
+def foreign_with_our_names(path: Path) -> None:
+    with sqlite3.connect(path / "index.sqlite") as db:
+        db.execute("CREATE TABLE snapshot(x)")
+    db.close()
+
+
+def of_version(version: int) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        shutil.copy(path.parent / "kept.sqlite", path / "index.sqlite")
+        with sqlite3.connect(path / "index.sqlite") as db:
+            db.execute(f"PRAGMA user_version = {version}")
+        db.close()
+
+    return change
+
+
+def cut(length: int) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        shutil.copy(path.parent / "kept.sqlite", path / "index.sqlite")
+        os.truncate(path / "index.sqlite", length)
+
+    return change
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "deleted": lambda path: None,
+    "empty": lambda path: (path / "index.sqlite").write_bytes(b"") and None,
+    "garbage": lambda path: (path / "index.sqlite").write_bytes(random.Random(1).randbytes(20000)) and None,
+    "a little garbage": lambda path: (path / "index.sqlite").write_bytes(b"hello") and None,
+    "cut in the header": cut(50),
+    "cut after a page": cut(4096),
+    "cut in a page": cut(9000),
+    "a valid database of something else": foreign,
+    "something else of our version": foreign_of_our_version,
+    "something else with a table of our names": foreign_with_our_names,
+    "an older version": of_version(VERSION - 1 or 17),
+    "a newer version": of_version(VERSION + 1),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_index_is_made_anew(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "s"
+    fill(path)
+    shutil.copy(path / "index.sqlite", tmp_path / "kept.sqlite")
+    before = files(path)
+    for file in index_files(path):
+        file.unlink(missing_ok=True)
+    DAMAGE[how](path)
+    everything_is_found(path)
+    after = files(path)
+    assert before.items() <= after.items()
+
+
+def test_flipped_pages(tmp_path: Path) -> None:
+    """SQLite has no checksums. Whatever a flipped bit makes it say, a match is what the files say, or the file is made anew."""
+    path = tmp_path / "s"
+    fill(path)
+    good = (path / "index.sqlite").read_bytes()
+    chance = random.Random(7)
+    for _ in range(80):
+        data = bytearray(good)
+        for _ in range(chance.choice([1, 3, 40])):
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        for file in index_files(path):
+            file.unlink(missing_ok=True)
+        (path / "index.sqlite").write_bytes(data)
+        with Store.open(path) as store:
+            for items in CHAINS[::4]:
+                match = find(store, [*items, 5000])
+                if match is not None:
+                    assert match.snapshot.items[: match.n] == tuple(items[: match.n])
+                    assert match.digest in {ref.snapshot for ref in store.shelf.records.refs()}
+            # A check notices what SQLite alone can't, and makes it anew.
+            assert check(store, quick=True).ok
+            for items in CHAINS[::4]:
+                assert find(store, [*items, 5000]).n == len(items)
+    everything_is_found(path)
+
+
+def test_it_becomes_damaged_while_open(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path)
+    with Store.open(path) as store:
+        assert find(store, [*CHAINS[3], 1]).n == len(CHAINS[3])
+        with sqlite3.connect(path / "index.sqlite") as db:
+            db.execute("DROP TABLE holds")
+        db.close()
+        assert find(store, [*CHAINS[3], 1]).n == len(CHAINS[3])
+        assert save(store, [7, 8, 9]).written_objects == 2
+        assert find(store, [7, 8, 9, 1]).n == 3
+
+
+def test_files_change_behind_it(tmp_path: Path) -> None:
+    path, other = tmp_path / "s", tmp_path / "other"
+    fill(path)
+    with Store.open(other) as store:
+        added = save(store, [900, *range(80)], "gpu")
+    # Another program copies a snapshot in, and deletes one.
+    for name, data in files(other).items():
+        if name.startswith(("objects/", "snapshots/")):
+            (path / name).write_bytes(data)
+    with Store.open(path) as store:
+        gone = store.resolve("n3")
+    for end in ("", ".cov"):
+        (path / "snapshots" / f"{gone}{end}").unlink()
+    with Store.open(path) as store:
+        match = find(store, [900, *range(80), 1])
+        assert match.digest == added.digest
+        expect_rows(store, match, "gpu")
+        assert find(store, [*CHAINS[3], 1]) is None
+
+
+def test_a_store_that_stays_open_notices_a_snapshot_that_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with Store.open(path) as store:
+        save(store, [1, 2, 3])
+        long = save(store, [1, 2, 3, 4, 5])
+        assert find(store, [1, 2, 3, 4, 5, 6]).n == 5
+        mtime = (path / "snapshots").stat()
+        for end in ("", ".cov"):
+            (path / "snapshots" / f"{long.digest}{end}").unlink()
+        os.utime(
+            path / "snapshots", ns=(mtime.st_atime_ns, mtime.st_mtime_ns)
+        )  # even if the folder's time tells nothing
+        assert find(store, [1, 2, 3, 4, 5, 6]).n == 3
+
+
+def test_coverage_comes_from_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path)
+    with Store.open(path) as store:
+        store.indexed(lambda index: index._db.execute("UPDATE run SET last = 99"))
+        assert find(store, [*CHAINS[2], 1]).n == len(CHAINS[2])
+        expect_rows(store, find(store, [*CHAINS[2], 1]))
+
+
+def test_two_processes_see_each_others_saves(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s") as one, Store.open(tmp_path / "s") as two:
+        assert find(two, [1, 2, 3]) is None
+        save(one, [1, 2, 3])
+        assert find(two, [1, 2, 3, 4]).n == 3
+        save(two, [1, 2, 3, 4, 5])
+        assert find(one, [1, 2, 3, 4, 5, 6]).n == 5
+
+
+def test_a_busy_index_is_not_waited_for_in_find_and_is_named_in_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import kvstore.index
+
+    path = tmp_path / "s"
+    fill(path)
+    monkeypatch.setattr(kvstore.index, "BUSY_SECONDS", 0.05)
+    with Store.open(path) as store, Store.open(path) as other:
+        find(store, CHAINS[0])
+        other.indexed(lambda index: index._db.execute("BEGIN IMMEDIATE"))
+        assert find(store, [*CHAINS[1], 5]).n == len(CHAINS[1])
+        with pytest.raises(StoreBusy, match="another process wrote to the index"):
+            save(store, [5, 5])
+        other.indexed(lambda index: index._db.execute("ROLLBACK"))
+        assert save(store, [5, 5]).snapshot is not None
+
+
+def test_rebuild_and_remove(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    fill(path)
+    with Store.open(path) as store:
+        before = store.indexed(Index.contents)
+        store.indexed(Index.rebuild)
+        assert store.indexed(Index.contents) == before
+        digest = store.resolve("n0")
+
+        def forget(index: Index) -> int:
+            with index.writing():
+                for other in before:
+                    index.remove(other)
+                index.remove(digest)
+            return int(index._db.execute("SELECT count(*) FROM block WHERE parent != 0").fetchone()[0])
+
+        assert store.indexed(forget) == 0
+        assert store.indexed(Index.contents) == {}
+        store.indexed(Index.catch_up)
+        assert store.indexed(Index.contents) == before
+        assert isinstance(find(store, [*CHAINS[0], 1]).snapshot.items[0], int)
