@@ -53,7 +53,7 @@ def measure(folder: Path, count: int) -> dict[str, object]:
                 view = view[os.write(fd, view) :]
             os.fsync(fd)
             os.close(fd)
-            os.rename(folder / "floor.part", folder / "floor")
+            (folder / "floor.part").rename(folder / "floor")
             parent = os.open(folder, os.O_RDONLY)
             os.fsync(parent)
             os.close(parent)

@@ -153,7 +153,8 @@ class Index:
         for table, column in (("holds", "snapshot"), ("run", "snapshot"), ("snapshot", "id")):
             self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", row)
         self._db.executemany(
-            "DELETE FROM block WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM holds WHERE block = ?1)", blocks
+            "DELETE FROM block WHERE id = ? AND NOT EXISTS (SELECT 1 FROM holds WHERE block = ?)",
+            ((block, block) for (block,) in blocks),
         )
 
     def touch(self, digest: SnapshotDigest) -> None:

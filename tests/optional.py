@@ -12,6 +12,6 @@ def require(module: str) -> None:
     """Skips where an optional package is missing; under CI that is a failure."""
     if importlib.util.find_spec(module) is None:
         message = f"{module} is not installed"
-        if os.environ.get("CI"):
+        if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)

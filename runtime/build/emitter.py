@@ -24,7 +24,10 @@ MEAN_FLOOR = 2.0**-14
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """What keeps the graph inside fp16. Bundles are built with the defaults; tests undo them one by one."""
+    """What keeps the graph inside fp16. Bundles are built with the defaults; tests undo them one by one.
+
+    ``residual_scale`` divides the residual stream (a power of two, so exact): undivided, Gemma's passes 100,000.
+    """
 
     residual_scale: float = 32.0
     norm_by_maximum: bool = True

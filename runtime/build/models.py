@@ -154,6 +154,8 @@ def _estimate(sizes: tuple[int, int, int], *, temporary: int) -> Estimate:
 
 
 def _check_disk(out: Path, estimate: Estimate) -> None:
+    if out.is_dir() and any(out.iterdir()):
+        return  # nothing will be made there
     parent = out.absolute().parent
     while not parent.exists():
         parent = parent.parent

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 SLIDING = "sliding_attention"
 FULL = "full_attention"
 
-#: The residual stream is carried divided by this (a power of two, so exact): undivided it passes fp16's 65,504.
-RESIDUAL_SCALE = 32.0
 #: What a mask holds where a slot is invisible: finite, because inf - inf is NaN.
 NEG = -4.0e4
 OFFSET_WIDTHS = (256, 32, 8, 4)

@@ -23,7 +23,7 @@ Compute = Literal["fp32", "fp16-rounding"]
 
 
 class PortableEngine:
-    """An ``Engine`` over the packages in a folder. Not thread-safe: one call at a time."""
+    """An ``Engine`` over the packages in a folder. One call at a time in a process: the limit on BLAS threads is global."""
 
     def __init__(self, root: Path, *, compute: Compute = "fp32", threads: int = 1) -> None:
         """``root`` holds the packages. ``compute``: "fp16-rounding" also rounds every operation's result to fp16.
@@ -64,7 +64,7 @@ class PortableEngine:
             "blas": f"{blas.get('internal_api', 'unknown')} {blas.get('version', '')}".strip(),
             "blas_core": str(blas.get("architecture", "unknown")),
             "threads": str(self._threads),
-            "os": f"{platform.system()} {platform.release()}",
+            "os": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
             "machine": platform.machine(),
             "python": platform.python_version(),
         }

@@ -9,11 +9,16 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.errors import KVError
 from runtime.engine import InputMismatch
 from runtime.mlpackage import Function, TensorSpec
 
 # (what to call, slots of its arguments, slot of its result, slots that nobody reads afterwards)
 Instruction: TypeAlias = tuple[Callable[..., Any], tuple[int, ...], int, tuple[int, ...]]
+
+
+class ProgramInconsistent(KVError):
+    """A function's operations don't fit together: shapes that were declared are not those that come out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +41,20 @@ class PortableFunction:
         slots: list[Any],
         entry: Mapping[str, int],
         instructions: list[Instruction],
+        names: list[str],
         outputs: Mapping[str, Output],
     ) -> None:
-        """``slots`` holds the constants; ``entry`` is where the inputs that anyone reads go."""
+        """``slots`` holds the constants; ``entry`` is where the inputs that anyone reads go.
+
+        ``names`` says for messages what each instruction makes.
+        """
         self.name = function.name
         self.inputs: Mapping[str, TensorSpec] = function.inputs
         self.outputs: Mapping[str, TensorSpec] = function.outputs
         self._slots = slots
         self._entry = entry
         self._instructions = instructions
+        self._names = names
         self._outputs = outputs
 
     def __call__(
@@ -56,12 +66,23 @@ class PortableFunction:
         for name, slot in self._entry.items():
             values[slot] = inputs[name]
         # infinities are looked for where they matter (half.py), with names; numpy's warnings have none
-        with np.errstate(all="ignore"):
-            for run, args, out, dead in self._instructions:
-                values[out] = run(*[values[arg] for arg in args])
-                for slot in dead:
-                    values[slot] = None
-            return {name: output.leave(values[output.slot], kv_rows) for name, output in self._outputs.items()}
+        at = -1
+        try:
+            with np.errstate(all="ignore"):
+                for at, (run, args, out, dead) in enumerate(self._instructions):  # noqa: B007
+                    values[out] = run(*[values[arg] for arg in args])
+                    for slot in dead:
+                        values[slot] = None
+                return {name: output.leave(values[output.slot], kv_rows) for name, output in self._outputs.items()}
+        except KVError:
+            raise
+        except (ValueError, IndexError, TypeError) as error:
+            raise ProgramInconsistent(
+                f"{self.name}: {self._names[at]}: expected values of the declared shapes, found: {error}; "
+                "the package contradicts itself: build it again",
+                function=self.name,
+                op=self._names[at],
+            ) from error
 
     def _check(self, inputs: Mapping[str, NDArray[Any]]) -> None:
         if inputs.keys() != self.inputs.keys():

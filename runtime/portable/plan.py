@@ -130,7 +130,11 @@ class _Draft:
         return out
 
     def _compute(self, op: Op) -> None:
-        step = OPERATIONS[op.type](self._call(op))
+        call = self._call(op)
+        try:
+            step = OPERATIONS[op.type](call)
+        except (ValueError, IndexError, TypeError) as error:
+            raise call.unsupported(f"constants don't fit together: {error}") from error
         args = tuple(self._key(arg) for arg in step.args)
         if len(op.outputs) == 1:
             self._node(self._finished(step, op.name), args, op.name)
@@ -246,7 +250,8 @@ class _Draft:
         outputs = {name: Output(place(key), leave) for name, (key, leave) in leaving.items()}
         keep = {output.slot for output in outputs.values()}
         keep |= {places[key] for key in self._constants if key in places}
-        return PortableFunction(self._function, slots, entry, _with_liveness(steps, keep), outputs)
+        names = [str(node.out[-1] if isinstance(node.out, tuple) else node.out) for node in nodes]
+        return PortableFunction(self._function, slots, entry, _with_liveness(steps, keep), names, outputs)
 
 
 def _needed(nodes: list[_Node], wanted: set[Hashable]) -> list[_Node]:

@@ -190,7 +190,7 @@ def test_a_failed_load_has_copied_nothing_of_the_damaged_object(scene: Scene) ->
 def test_what_is_absent_is_missing_and_not_corrupt(scene: Scene) -> None:
     change = Change(scene.object)
     scene.object.unlink()
-    with pytest.raises(ObjectMissing, match="Pull the snapshot again"):
+    with pytest.raises(ObjectMissing, match="pull"):
         scene.read()
     assert save(scene.store, ITEMS, name="again").written_objects == 1  # saving the same puts it back
     assert scene.object.read_bytes() == change.before

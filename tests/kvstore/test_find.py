@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kvmemory import LAYOUT, Memory, carry, expect_rows, find, lineage, save
+from kvmemory import HEAD, LAYOUT, Memory, carry, expect_rows, find, lineage, save
 
 from kvstore import Group, Layout, SoftToken, Store
 from kvstore.layout import BLOCK, allows, blocks_of, first_read, trim_start, usable
@@ -121,6 +121,22 @@ def test_the_rule_of_runs() -> None:
             assert start * BLOCK <= max(0, end - window) < (start + 1) * BLOCK
             for p in (end, end - 1):
                 assert p == 0 or allows(window, [(start, blocks_of(end))], p, end) is not None
+
+
+def test_what_only_a_pending_token_makes_usable_hides_nothing_shorter(tmp_path: Path) -> None:
+    """Continuing at 191 reads windowed rows from 64 on, which are here; at 190 it reads row 63, which is not."""
+    items = list(range(191))
+    with Store.open(tmp_path / "source") as source, Store.open(tmp_path / "s") as store:
+        made = save(source, items, pending=1, head=HEAD)
+        carry(source, store, made.digest, (((0, 3),), ((1, 3),)))
+        short = save(store, items[:50])
+        match = find(store, items, head=HEAD)
+        assert (match.digest, match.n, match.pending) == (made.digest, 191, 1)
+        expect_rows(store, match)
+        match = find(store, items, head="another")
+        assert (match.digest, match.n) == (short.digest, 50)
+        assert find(store, items[:190]).n == 50
+        assert find(store, [*items, 7]).n == 191
 
 
 def test_ties_go_to_own_lineage_then_to_the_last_used(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kvmemory import expect_rows, files, find, save
+from kvmemory import carry, expect_rows, files, find, save
 
 from kvstore import Store
 from kvstore.check import check
@@ -185,12 +185,16 @@ def test_a_store_that_stays_open_notices_a_snapshot_that_is_gone(tmp_path: Path)
 
 
 def test_coverage_comes_from_the_files(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    fill(path)
-    with Store.open(path) as store:
-        store.indexed(lambda index: index._db.execute("UPDATE run SET last = 99"))
-        assert find(store, [*CHAINS[2], 1]).n == len(CHAINS[2])
-        expect_rows(store, find(store, [*CHAINS[2], 1]))
+    items = list(range(400))
+    with Store.open(tmp_path / "whole") as whole, Store.open(tmp_path / "s") as store:
+        carry(whole, store, save(whole, items).digest)
+        short = save(store, items[:100])
+        assert find(store, [*items[:200], 999]).digest == short.digest
+        store.indexed(lambda index: index._db.execute("UPDATE run SET first = 0, last = 7"))  # as if all were whole
+        match = find(store, [*items[:200], 999])
+        assert (match.digest, match.n) == (short.digest, 100)
+        expect_rows(store, match)
+        expect_rows(store, find(store, [*items, 999]))
 
 
 def test_two_processes_see_each_others_saves(tmp_path: Path) -> None:

@@ -171,14 +171,19 @@ def attention_function(s: Shape, spelling: str = "grouped", layout: str = "group
 
     ``mixed`` leaves as float32: rounding to fp16 would hide differences.
 
-    ``spelling`` is how the cache is updated; ``layout`` whether KV heads are the batch, or every head is.
+    ``spelling`` is how the cache is updated ("shared": it is another layer's, and only read); ``layout`` whether a
+    position's queries stand together or a head's.
     """
     lead = () if s.n is None else (s.n,)
     w = Writer(
         hidden_in=(*lead, s.heads * s.head_dim), k_row=(s.rows, s.kv), v_row=(s.rows, s.kv),
         onehot=(*lead, s.ctx), mask_f=(*lead, s.ctx), k_0_in=(1, s.ctx, s.kv), v_0_in=(1, s.ctx, s.kv),
     )  # fmt: skip
-    cache = _caches(w, s, spelling)
+    if spelling == "shared":
+        w = Writer(
+            hidden_in=w.inputs["hidden_in"], mask_f=w.inputs["mask_f"], skf=w.inputs["k_0_in"], svf=w.inputs["v_0_in"]
+        )
+    cache = {"k": "skf", "v": "svf"} if spelling == "shared" else _caches(w, s, spelling)
     group = s.heads // s.kv_heads
     q = w("reshape", (s.rows, s.heads, s.head_dim), x="hidden_in", shape=[s.rows, s.heads, s.head_dim])
     heads = {}
@@ -213,4 +218,4 @@ def attention_function(s: Shape, spelling: str = "grouped", layout: str = "group
     places = {0: s.kv_heads, 1: s.rows, 2: group} if layout == "grouped" else {0: s.kv_heads, 1: group, 2: s.rows}
     mixed = w("transpose", (*(places[axis] for axis in back[:3]), s.head_dim), x=mixed, perm=back)
     w("reshape", (s.rows, s.heads * s.head_dim), "fp32", x=mixed, shape=[s.rows, s.heads * s.head_dim], _name="mixed")
-    return w.function("mixed", "k_0_out", "v_0_out")
+    return w.function("mixed") if spelling == "shared" else w.function("mixed", "k_0_out", "v_0_out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,16 @@ from numpy.typing import NDArray
 
 from runtime.engine import InputMismatch
 from runtime.portable.attention import chunk_slots
+from runtime.portable.function import PortableFunction
 
 SPELLINGS = ["grouped", "turned", "odd keep", "select"]
 LAYOUTS = ["grouped", "by head"]
 
 
-def given_inputs(
-    s: Shape, start: int, seed: int = 0, window: int | None = None, real: int | None = None
-) -> dict[str, NDArray[Any]]:
-    """Inputs of ``attention_function``. Row r's numbers depend on its position only, the cache's on the seed."""
-    rng = np.random.default_rng(seed)
-    cache = rng.standard_normal((2, 1, s.ctx, s.kv)).astype(np.float16)
-    rows = rng.standard_normal((s.ctx, s.heads * s.head_dim + 2 * s.kv)).astype(np.float16)[start : start + s.rows]
+def given_inputs(s: Shape, start: int, window: int | None = None, real: int | None = None) -> dict[str, NDArray[Any]]:
+    """Inputs of ``attention_function``. Row r's numbers depend on its position only."""
+    kv = noise(2, 1, s.ctx, s.kv).copy()
+    rows = noise(s.ctx, s.heads * s.head_dim + 2 * s.kv, seed=1)[start : start + s.rows].copy()
     position, slot = np.arange(start, start + s.rows)[:, None], np.arange(s.ctx)[None]
     shown = (slot <= position) & (np.arange(s.rows)[:, None] < (s.rows if real is None else real))
     onehot = shown & (slot == position)
@@ -38,7 +37,7 @@ def given_inputs(
         "hidden_in": q.reshape(*lead, -1), "k_row": k.copy(), "v_row": v.copy(),
         "onehot": onehot.astype(np.float16).reshape(*lead, s.ctx),
         "mask_f": np.where(shown, 0, -4e4).astype(np.float16).reshape(*lead, s.ctx),
-        "k_0_in": cache[0], "v_0_in": cache[1],
+        "k_0_in": kv[0], "v_0_in": kv[1],
     }  # fmt: skip
 
 
@@ -96,9 +95,19 @@ def test_a_row_that_sees_nothing_is_spread_as_the_program_says(n: int) -> None:
     assert np.abs(planned(attention_function(s))(x)["mixed"] - reference(s, x)).max() < 2e-3
 
 
+@cache
+def kept(s: Shape, layout: str, rounding: bool, fuse: bool) -> PortableFunction:
+    return planned(attention_function(s, "grouped", layout), rounding=rounding, fuse=fuse)
+
+
+@cache
+def noise(*shape: int, seed: int = 0) -> NDArray[np.float16]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
+
+
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     n=st.integers(2, 8),
     geometry=st.sampled_from([(1, 1, 256), (4, 1, 256), (4, 2, 64), (3, 3, 16), (2, 1, 1024)]),
@@ -114,7 +123,7 @@ def test_a_row_has_decodes_bits(
     """Over several chunks and a last one that is cut short: 650 slots in chunks of 64 to 256."""
     heads, kv_heads, head_dim = geometry
     shapes = [Shape(rows, 650, heads, kv_heads, head_dim) for rows in (n, None)]
-    many, one = (planned(attention_function(s, "grouped", layout), rounding=rounding, fuse=fuse) for s in shapes)
+    many, one = (kept(s, layout, rounding, fuse) for s in shapes)
     start = min(start, 650 - n)
     x = given_inputs(shapes[0], start, window=window)
     together = many(x)
@@ -127,6 +136,24 @@ def test_a_row_has_decodes_bits(
         assert found["mixed"].tobytes() == together["mixed"][row].tobytes()
         for part in "kv":
             assert found[f"{part}_0_out"].tobytes() == together[f"{part}_0_out"][row].tobytes()
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layer_that_reads_anothers_cache(layout: str, fuse: bool) -> None:
+    """Layers without K and V of their own get the store layer's, new rows already in them."""
+    runs = {n: planned(attention_function(Shape(n), "shared", layout), fuse=fuse) for n in (None, 4, 16)}
+    assert len(recognised(attention_function(Shape(4), "shared", layout))[1]) == 1
+    for n in (4, 16):
+        s = Shape(n)
+        x = given_inputs(s, 40, window=30)
+        want = reference(s, {**x, "onehot": x["onehot"] * 0})
+        given = {"hidden_in": x["hidden_in"], "mask_f": x["mask_f"], "skf": x["k_0_in"], "svf": x["v_0_in"]}
+        found = runs[n](given)["mixed"]
+        assert np.abs(found - want).max() < 2e-3
+        for row in range(4):
+            alone = given | {name: given[name][row] for name in ("hidden_in", "mask_f")}
+            assert n > 8 or runs[None](alone)["mixed"].tobytes() == found[row].tobytes()
 
 
 def test_chunks_depend_on_the_caches_width_alone() -> None:
