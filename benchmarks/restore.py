@@ -31,6 +31,7 @@ from peers import installed
 
 from kvstore import Store
 from kvstore.layout import trim_start
+from kvstore.staging import Rows, Staging
 
 TOKENS = 2000
 
@@ -108,12 +109,13 @@ def _trimmed_copy(store: Store, folder: Path) -> None:
     digest = store.resolve("a")
     snapshot = store.shelf.records.snapshot(digest)
     coverage = trimmed(digest, snapshot)
-    with Store.open(folder / "trimmed") as other:
+    with Store.open(folder / "trimmed") as other, Staging(other.shelf.root) as staging:
         for g, group in enumerate(LAYOUT.groups):
             for b in range(trim_start(group.window, TOKENS), len(snapshot.blocks)):
                 name = snapshot.blocks[b][g]
                 content = store.shelf.objects.read(name, snapshot.object_bytes(b, g), bytearray())
-                other.shelf.objects.put([(name, [content])])
+                staging.add([Rows([content], name)])
+        staging.publish({name for block in snapshot.blocks for name in block})
         other.publish(snapshot, coverage)
         other.shelf.records.move_ref("a", None, digest)
 

@@ -7,7 +7,7 @@
 
 `Store.save` and `Store.load` take and return host memory (`Rows`); no model and no array library is needed.
 
-Order: errors · digest · layout · identity · items · snapshot · codec · match · files · objects · records · shelf · index ·
+Order: errors · digest · layout · identity · items · snapshot · codec · match · files · objects · records · shelf · staging · index ·
 search · store · usage · prune · check · report · doctor · cli · upkeep · demo
 """
 

@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any
 
 from .codec import HEADER, Kind, check_object, decode_header
-from .digest import ContentDigest, SnapshotDigest, stored_hash
-from .errors import Corrupt, FormatTooNew, KVError, Missing, ObjectCorrupt, StoreCorrupt
+from .digest import ContentDigest, SnapshotDigest
+from .errors import Corrupt, FormatTooNew, KVError, Missing, StoreCorrupt
 from .index import Index
 from .layout import MAX_OBJECT, Run
 from .match import usable_at
@@ -209,8 +209,6 @@ def _fault(shelf: Shelf, name: ContentDigest, size: int) -> str | None:
         data = memoryview(shelf.root.read(Objects.path(name), MAX_OBJECT + HEADER))
         header = decode_header(data, Kind.OBJECT, f"object {name}")
         check_object(header, data[HEADER:], name)
-        if stored_hash([data[HEADER:]]) != header.stored:
-            raise ObjectCorrupt(f"object {name}: stored hash: the header's is not that of the bytes behind it")
     except FileNotFoundError:
         return None
     except (Corrupt, FormatTooNew) as error:

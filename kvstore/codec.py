@@ -21,7 +21,6 @@ from .digest import (
     content_digest,
     record_digest,
     snapshot_digest,
-    stored_hash,
 )
 from .errors import (
     Corrupt,
@@ -75,7 +74,8 @@ _CORRUPT: dict[Kind, type[Corrupt]] = {
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The fixed header. ``name``: digest of the plain content; ``stored``: BLAKE3 of the payload as stored."""
+    """The fixed header. ``name``: digest of the plain content. ``stored``: what a receiver checks while bytes arrive: the name
+    itself where the payload is the content (codec 0, cipher 0), else BLAKE3 of the payload."""
 
     kind: Kind
     content_length: int
@@ -143,13 +143,14 @@ def decode_header(data: bytes | memoryview, kind: Kind, what: str) -> Header:
         raise bad("content length", f"1 to {limit} bytes", content)
     if stored_length != content:
         raise bad("stored length of raw content", content, stored_length)
+    if stored != name:
+        raise bad("stored hash of raw content", name.hex(), stored.hex())
     return Header(kind, content, stored_length, name, stored, codec, cipher)
 
 
-def object_header(name: ContentDigest, parts: Sequence[bytes | memoryview]) -> bytes:
-    """The header of a raw object whose content, ``parts`` one after another, ``name`` names."""
-    length = sum(len(p) for p in parts)
-    return encode_header(Header(Kind.OBJECT, length, length, name.raw, stored_hash(parts)))
+def object_header(name: ContentDigest, length: int) -> bytes:
+    """The header of a raw object of ``length`` bytes of content, which ``name`` names."""
+    return encode_header(Header(Kind.OBJECT, length, length, name.raw, name.raw))
 
 
 def check_object(header: Header, payload: bytes | memoryview, name: ContentDigest) -> None:
@@ -175,7 +176,7 @@ def check_object(header: Header, payload: bytes | memoryview, name: ContentDiges
 def _record(kind: Kind, name: bytes, payload: bytes) -> bytes:
     if len(payload) > MAX_RECORD:
         raise InputInvalid(f"{kind.name.lower()}: expected at most {MAX_RECORD} bytes, found {len(payload)}")
-    return encode_header(Header(kind, len(payload), len(payload), name, stored_hash([payload]))) + payload
+    return encode_header(Header(kind, len(payload), len(payload), name, name)) + payload
 
 
 def _payload(data: bytes, kind: Kind, what: str) -> tuple[bytes, bytes]:
@@ -185,8 +186,6 @@ def _payload(data: bytes, kind: Kind, what: str) -> tuple[bytes, bytes]:
     corrupt = _CORRUPT[kind]
     if len(payload) != header.stored_length:
         raise corrupt(f"{what}: length: expected {header.stored_length} bytes after the header, found {len(payload)}")
-    if stored_hash([payload]) != header.stored:
-        raise corrupt(f"{what}: stored hash: expected {header.stored.hex()}, found {stored_hash([payload]).hex()}")
     expected = snapshot_digest(payload).raw if kind is Kind.SNAPSHOT else record_digest(kind.name.lower(), payload)
     if header.name != expected:
         raise corrupt(f"{what}: content name: expected {expected.hex()}, found {header.name.hex()}")

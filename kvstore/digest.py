@@ -154,11 +154,3 @@ def soft_row_digest(row: bytes | memoryview) -> bytes:
 def label_file(label: str) -> str:
     """The file name of a ref: lowercase hex of BLAKE3 (plain mode) of the NFC label's UTF-8."""
     return blake3(label.encode()).hexdigest()
-
-
-def stored_hash(parts: Iterable[bytes | memoryview]) -> bytes:
-    """BLAKE3 (plain mode) of a payload as stored; what a receiver can check while bytes arrive."""
-    hasher = blake3()
-    for part in parts:
-        hasher.update(part)
-    return hasher.digest()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 
-from .codec import HEADER, check_object, decode_header, object_header
+from .codec import HEADER, check_object, decode_header
 from .codec import Kind as FrameKind
 from .digest import ContentDigest
 from .errors import ObjectCorrupt, ObjectMissing, StoreCorrupt
-from .files import Buffer, Pending, Root
+from .files import Root
 
 
 class Objects:
@@ -40,16 +39,6 @@ class Objects:
                 for rest in self._root.names(f"objects/{fan}"):
                     if len(rest) == 62 and not set(fan + rest) - set("0123456789abcdef"):
                         yield ContentDigest.parse(fan + rest)
-
-    def put(self, contents: Sequence[tuple[ContentDigest, Sequence[Buffer]]]) -> int:
-        """Publishes raw objects (content in parts, as hashed by the caller). Returns the bytes written, headers included."""
-
-        def frame(name: ContentDigest, parts: Sequence[Buffer]) -> Sequence[Buffer]:
-            return [object_header(name, parts), *parts]
-
-        batch = [Pending(self.path(name), partial(frame, name, parts)) for name, parts in contents]
-        self._root.publish(batch)
-        return sum(HEADER + sum(len(part) for part in parts) for _, parts in contents)
 
     def frame(self, name: ContentDigest) -> Iterator[memoryview]:
         """An object's file as it is, *unverified*, in pieces that are each valid until the next is asked for.

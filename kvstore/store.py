@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from .codec import HEADER, encode_snapshot
-from .digest import ContentDigest, SnapshotDigest, content_digest, root_key
+from .digest import ContentDigest, SnapshotDigest, root_key
 from .errors import InputInvalid, NotCovered, SnapshotMissing
+from .files import parallel
 from .identity import Identity
 from .index import Index, damaged, refusal
 from .items import Item
@@ -25,6 +26,8 @@ from .objects import Objects
 from .search import Behind, Query, search
 from .shelf import Shelf
 from .snapshot import Coverage, Lineage, Link, Receipt, Snapshot, runs_of
+from .staging import Rows as StagedRows
+from .staging import Staging
 
 READERS = 4
 """Threads that read, verify and copy at once."""
@@ -100,11 +103,11 @@ class Store:
         """
         first = tuple(covered) if covered is not None else (0,) * len(layout.groups)
         expect = None
-        with self.shelf.shared():
+        with self.shelf.shared(), Staging(self.shelf.root) as staging:
             if name is not None:
                 ref = self.shelf.records.ref(name)
                 expect = None if ref is None else ref.snapshot
-            contents, held = self._contents(layout, items, rows, first, known)
+            contents = self._contents(layout, items, rows, first, known, staging)
             snapshot = _snapshot(layout, identity, items, namespace, contents, lineage, pending, head, receipt, model)
             dropped = None if name is not None else self._fork(snapshot)
             if dropped is not None:
@@ -114,55 +117,65 @@ class Store:
                     layout, identity, items[: dropped * BLOCK], namespace, contents[:dropped], lineage[:dropped],
                     None, None, None, model,
                 )  # fmt: skip
-            missing, coverage, hits = self._missing(snapshot, held)
+            coverage, hits = self._present(snapshot, staging)
             self.shelf.root.sync_all(self._unsettled(snapshot, {(b, g) for b, g in hits if b >= len(known)}))
-            taken = [(content, rows.spans(g, *block_span(b, len(items)))) for content, (b, g) in missing.items()]
-            _require_known([one for one, (b, _) in zip(taken, missing.values(), strict=True) if b < len(known)])
-            written = self.shelf.objects.put(taken)
+            count, written = staging.publish({content for block in snapshot.blocks for content in block})
             coverage = self.publish(snapshot, coverage)
             if name is not None:
                 self.shelf.records.move_ref(name, expect, coverage.snapshot)
-        return Saved(coverage.snapshot, snapshot, coverage, len(missing), written, dropped)
+        return Saved(coverage.snapshot, snapshot, coverage, count, written, dropped)
 
     def _contents(
-        self, layout: Layout, items: Sequence[Item], rows: Rows, first: Sequence[int], known: Sequence[Contents]
-    ) -> tuple[list[Contents], set[tuple[int, int]]]:
-        """Per block the digests of its groups, and which (block, group) ``rows`` holds."""
+        self,
+        layout: Layout,
+        items: Sequence[Item],
+        rows: Rows,
+        first: Sequence[int],
+        known: Sequence[Contents],
+        staging: Staging,
+    ) -> list[Contents]:
+        """Per block the digests of its groups. Objects that ``rows`` holds and the store lacks are staged."""
         count, groups = blocks_of(len(items)), range(len(layout.groups))
         if len(known) > len(items) // BLOCK:
             raise InputInvalid(f"known: expected at most {len(items) // BLOCK} full blocks, found {len(known)}")
-        held = {(b, g) for b in range(count) for g in groups if b * BLOCK >= first[g]}
-        lost = [(b, g) for b in range(len(known), count) for g in groups if (b, g) not in held]
+        places = [(b, g) for b in range(count) for g in groups]
+        held = {(b, g) for b, g in places if b * BLOCK >= first[g]}
+        lost = [(b, g) for b, g in places if b >= len(known) and (b, g) not in held]
         if lost:
             raise InputInvalid(
                 f"rows: expected rows from token {lost[0][0] * BLOCK} of group {layout.groups[lost[0][1]].name}, "
                 f"found rows from token {first[lost[0][1]]} on and no known digest for that block"
             )
-        jobs = [(b, g) for b in range(len(known), count) for g in groups]
-        digests = _parallel(lambda job: content_digest(rows.spans(job[1], *block_span(job[0], len(items)))), jobs)
-        fresh = dict(zip(jobs, digests, strict=True))
-        return [known[b] if b < len(known) else tuple(fresh[b, g] for g in groups) for b in range(count)], held
+        # A known block is not read where its object is here already.
+        absent = {
+            (b, g)
+            for b, block in enumerate(known)
+            for g in groups
+            if (b, g) in held and self.shelf.objects.size(block[g]) != HEADER + BLOCK * layout.row_bytes(g)
+        }
+        todo = [(b, g) for b, g in places if b >= len(known) or (b, g) in absent]
+        names = staging.add(
+            [
+                StagedRows(rows.spans(g, *block_span(b, len(items))), known[b][g] if b < len(known) else None)
+                for b, g in todo
+            ]
+        )
+        fresh = dict(zip(todo, names, strict=True))
+        return [known[b] if b < len(known) else tuple(fresh[b, g] for g in groups) for b in range(count)]
 
-    def _missing(
-        self, snapshot: Snapshot, held: set[tuple[int, int]]
-    ) -> tuple[dict[ContentDigest, tuple[int, int]], Coverage, set[tuple[int, int]]]:
-        """The objects to write, each with a place to take it from; the coverage once they are written; the places of those here.
-
-        A file of another length is not the object (somebody cut it): it is written again.
-        """
-        missing: dict[ContentDigest, tuple[int, int]] = {}
+    def _present(self, snapshot: Snapshot, staging: Staging) -> tuple[Coverage, set[tuple[int, int]]]:
+        """The coverage once ``staging`` is published; and the places of the objects that were here before."""
         hits: set[tuple[int, int]] = set()
         present: list[set[int]] = [set() for _ in snapshot.layout.groups]
         for b, block in enumerate(snapshot.blocks):
             for g, content in enumerate(block):
-                if self.shelf.objects.size(content) == HEADER + snapshot.object_bytes(b, g):
+                if staging.has(content):
+                    present[g].add(b)
+                elif self.shelf.objects.size(content) == HEADER + snapshot.object_bytes(b, g):
+                    present[g].add(b)
                     hits.add((b, g))
-                    present[g].add(b)
-                elif (b, g) in held:
-                    missing[content] = (b, g)
-                    present[g].add(b)
         digest, _ = encode_snapshot(snapshot)
-        return missing, Coverage(digest, tuple(runs_of(blocks) for blocks in present)), hits
+        return Coverage(digest, tuple(runs_of(blocks) for blocks in present)), hits
 
     def _unsettled(self, snapshot: Snapshot, hits: set[tuple[int, int]]) -> list[str]:
         """The folders of those objects among ``hits`` that no published snapshot promises.
@@ -302,7 +315,7 @@ class Store:
             return length
 
         with self.shelf.reading():
-            return sum(_parallel(read, match.objects()))
+            return sum(parallel(read, match.objects(), READERS))
 
     # the index
 
@@ -355,32 +368,5 @@ def _snapshot(
     return replace(snapshot, pending=pending, head=None if pending is None else head, receipt=receipt)
 
 
-def _require_known(taken: Sequence[tuple[ContentDigest, Sequence[memoryview]]]) -> None:
-    """Raises `InputInvalid` where rows about to be written under a known digest are not what it names."""
-    for content, parts in taken:
-        found = content_digest(parts)
-        if found != content:
-            raise InputInvalid(
-                f"known: expected the content digest of the rows, {found}, found {content}. Pass only digests of blocks "
-                f"that are unchanged since they were loaded or saved.",
-                name=content.hex,
-            )
-
-
 def _same(here: Sequence[tuple[int, object]], link: Link) -> int | None:
     return next((row for row, block in here if block == link.id), None)
-
-
-def _parallel(work: Callable[[tuple[int, int]], _T], jobs: Sequence[tuple[int, int]]) -> list[_T]:
-    """``work`` of every job in order, `READERS` at once; the first error is raised when the running ones have ended."""
-    if len(jobs) < 3:
-        return [work(job) for job in jobs]
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(READERS) as pool:
-        futures = [pool.submit(work, job) for job in jobs]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()

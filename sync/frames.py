@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from blake3 import blake3
-
 from kvstore.codec import HEADER, Header, Kind, decode_header
 from kvstore.digest import ContentDigest, content_hasher
 from kvstore.errors import ObjectCorrupt
@@ -18,12 +16,12 @@ def check_frame(name: ContentDigest, length: int, chunks: Iterable[Buffer]) -> I
 
     ``chunks`` is the frame cut anywhere. Nothing is proven before the iterator has ended: the caller keeps what it got
     out of sight until then. At most one byte past the expected end is looked at, and each piece is valid until the next is
-    asked for. Checked: header, name, lengths, stored hash, content digest, no trailing bytes.
+    asked for. Checked: header, name, lengths, content digest, no trailing bytes.
     """
     what = f"object {name}"
     head = bytearray()
     header: Header | None = None
-    content, stored = content_hasher(), blake3()
+    content = content_hasher()
     seen = 0
     for chunk in chunks:
         view = memoryview(chunk)
@@ -40,15 +38,12 @@ def check_frame(name: ContentDigest, length: int, chunks: Iterable[Buffer]) -> I
             raise _bad(name, "length", f"{length} bytes after the header", f"at least {seen}")
         if len(view):
             content.update(view)
-            stored.update(view)
             yield view
     if header is None:
         decode_header(bytes(head), Kind.OBJECT, what)  # raises: too short
         raise AssertionError("a cut header was accepted")
     if seen != length:
         raise _bad(name, "length", f"{length} bytes after the header", seen)
-    if stored.digest() != header.stored:
-        raise _bad(name, "stored hash", header.stored.hex(), stored.hexdigest())
     if content.digest() != name.raw:
         raise _bad(name, "content digest", name, content.hexdigest())
 

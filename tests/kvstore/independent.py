@@ -74,9 +74,9 @@ def frame(number: int, payload: bytes, **other: Any) -> bytes:
         "content": len(payload),
         "stored": len(payload),
         "name": derive(NAME_CONTEXT[number], payload),
-        "hash": plain(payload),
         **other,
     }
+    field.setdefault("hash", field["name"])
     head = (
         field["magic"]
         + struct.pack("<HBBB", field["version"], field["kind"], field["codec"], field["cipher"])
@@ -97,7 +97,7 @@ def unframe(data: bytes, kind: int) -> tuple[bytes, bytes]:
     payload = data[128:]
     need((version, found, codec, cipher, data[13:16]) == (1, kind, 0, 0, b"\0\0\0"), "header")
     need(content == stored == len(payload) > 0, "length")
-    need(data[64:96] == plain(payload), "stored hash")
+    need(data[64:96] == data[32:64], "stored hash")
     need(data[32:64] == derive(NAME_CONTEXT[kind], payload), "content name")
     return data[32:64], payload
 

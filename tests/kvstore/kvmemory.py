@@ -15,6 +15,8 @@ from kvstore.digest import ContentDigest, SnapshotDigest
 from kvstore.items import encode_items
 from kvstore.layout import Run, blocks_of
 from kvstore.snapshot import Coverage, trimmed
+from kvstore.staging import Rows as Staged
+from kvstore.staging import Staging
 
 LAYOUT = Layout((Group("full", None, (1, 4), 1, 4), Group("sliding", 128, (0, 2, 3), 2, 2)))
 IDENTITY = Identity.of({"weights": "w0", "tokenizer": "t0", "sidecars": [["embed", "e0"]], "window": 128, "scale": 0.5})
@@ -95,14 +97,14 @@ def carry(
     """Brings a snapshot into another store as a pull does: objects, then manifest with coverage. ``runs``: trimmed by default."""
     snapshot = source.shelf.records.snapshot(digest)
     coverage = trimmed(digest, snapshot) if runs is None else Coverage(digest, runs)
-    objects: dict[ContentDigest, list[bytes]] = {}
+    objects: dict[ContentDigest, bytes] = {}
     for group in range(len(snapshot.layout.groups)):
         for block in coverage.blocks(group):
             name = snapshot.blocks[block][group]
             content = source.shelf.objects.read(name, snapshot.object_bytes(block, group), bytearray())
-            objects[name] = [bytes(content)]
-    with target.shelf.shared():
-        target.shelf.objects.put(list(objects.items()))
+            objects[name] = bytes(content)
+    with target.shelf.shared(), Staging(target.shelf.root) as staging:
+        staging.publish(set(staging.add([Staged([memoryview(content)], name) for name, content in objects.items()])))
         target.publish(snapshot, coverage)
 
 

@@ -120,7 +120,7 @@ def _kvstore() -> dict[str, bytes]:
         **{f"content digest of block {b}, group {g}": snapshot.blocks[b][g].raw for b in (0, 1) for g in (0, 1)},
         **{f"BlockId of block {b}": links[b].id.raw for b in (0, 1)},
         "header of the object of block 1, group 1": codec.object_header(
-            digest.content_digest([contents[1][1]]), [contents[1][1]]
+            digest.content_digest([contents[1][1]]), len(contents[1][1])
         ),
         "snapshot digest": name.raw,
         "header of the manifest": manifest[:128],

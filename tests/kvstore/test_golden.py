@@ -110,7 +110,7 @@ def test_it_encodes_to_the_same_bytes(golden: tuple[Path, dict[str, Any]]) -> No
             header = decode_header(data, Kind.OBJECT, name)
             content = ContentDigest.parse(rest.replace("/", ""))
             check_object(header, data[128:], content)
-            assert object_header(content, [data[128:]]) == data[:128]
+            assert object_header(content, len(data) - 128) == data[:128]
         elif folder == "snapshots" and not name.endswith(".cov"):
             digest = SnapshotDigest.parse(rest)
             snapshot = decode_snapshot(data, digest)

@@ -158,6 +158,8 @@ MODELS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a value made twice": (set_(lambda m: block(m).operations[2].outputs[0], name="w"), "op 2 (add): outputs"),
     "an output nobody makes": (lambda m: block(m).outputs.append("z"), "outputs"),
     "no output": (lambda m: block(m).outputs.pop(), "outputs"),
+    "a constant without a value": (lambda m: block(m).operations[1].attributes.pop(), "op 1 (const)"),
+    "an operation without output": (lambda m: block(m).operations[2].outputs.pop(), "op 2 (add)"),
     "control flow": (lambda m: block(m).operations[2].blocks.add(), "nested blocks"),
     "an input key twice": (lambda m: block(m).operations[2].inputs.add(key="x"), "op 2 (add): inputs"),
     "too few inline values": (lambda m: value_of(m, 1).immediateValue.tensor.ints.values.pop(), "op 1 (const): val"),

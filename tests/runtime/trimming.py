@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvstore import Store
 from kvstore.snapshot import trimmed
+from kvstore.staging import Rows, Staging
 
 
 def copy_trimmed(source: Store, name: str, target: Store) -> None:
@@ -11,12 +12,11 @@ def copy_trimmed(source: Store, name: str, target: Store) -> None:
     digest = source.resolve(name)
     snapshot = source.shelf.records.snapshot(digest)
     coverage = trimmed(digest, snapshot)
-    with target.shelf.shared():
+    with target.shelf.shared(), Staging(target.shelf.root) as staging:
         for group in range(len(coverage.runs)):
             for block in coverage.blocks(group):
                 content = snapshot.blocks[block][group]
                 data = source.shelf.objects.read(content, snapshot.object_bytes(block, group), bytearray())
-                if not target.shelf.objects.has(content):
-                    target.shelf.objects.put([(content, [data])])
+                staging.publish(set(staging.add([Rows([data], content)])))
         target.publish(snapshot, coverage)
         target.shelf.records.move_ref(name, None, digest)

@@ -10,7 +10,7 @@ from pathlib import Path
 from kvstore import Group, Identity, Layout, Lineage, Saved, Store
 from kvstore.codec import HEADER, decode_header
 from kvstore.codec import Kind as FrameKind
-from kvstore.digest import stored_hash
+from kvstore.digest import content_digest
 from kvstore.layout import blocks_of
 from kvstore.shelf import Shelf
 from sync import Folder, Moved, pull, push
@@ -111,7 +111,7 @@ def verify(path: Path) -> None:
         for name in shelf.objects.names():
             data = (path / shelf.objects.path(name)).read_bytes()
             header = decode_header(data[:HEADER], FrameKind.OBJECT, "object")
-            assert header.stored == stored_hash([data[HEADER:]]), name
+            assert header.stored == header.name == content_digest([data[HEADER:]]).raw, name
             shelf.objects.read(name, len(data) - HEADER, buffer)
 
 

@@ -12,7 +12,7 @@ from ferries import object_files, save
 
 from kvstore import Snapshot, Store
 from kvstore.codec import HEADER, Header, Kind, encode_header, encode_snapshot
-from kvstore.digest import ContentDigest, SnapshotDigest, content_digest, stored_hash
+from kvstore.digest import ContentDigest, SnapshotDigest, content_digest
 from kvstore.errors import ObjectCorrupt, ObjectMissing, RefConflict, SnapshotMissing
 from kvstore.snapshot import Coverage, trimmed, whole
 from sync import Source, Target
@@ -30,7 +30,7 @@ def frame(content: bytes, **fields: object) -> tuple[ContentDigest, bytes]:
     """An object's name and frame; ``fields`` replaces header fields."""
     name = content_digest([content])
     header = {"content_length": len(content), "stored_length": len(content), "name": name.raw,
-              "stored": stored_hash([content]), **fields}  # fmt: skip
+              "stored": name.raw, **fields}  # fmt: skip
     return name, encode_header(Header(Kind.OBJECT, **header)) + content  # type: ignore[arg-type]
 
 
@@ -174,16 +174,16 @@ class RemoteContract:
         flipped = good[:-1] + b"K"
         lies = {
             "content digest": encode_header(
-                Header(Kind.OBJECT, 5000, 5000, name.raw, stored_hash([flipped[HEADER:]]))
+                Header(Kind.OBJECT, 5000, 5000, name.raw, name.raw)
             ) + flipped[HEADER:],
             "stored hash": frame(b"k" * 5000, stored=bytes(32))[1],
             "name": other,
             "content length": frame(b"k" * 5000, content_length=4999, stored_length=4999)[1],
             "magic": b"NOTOURS\0" + good[8:],
-            "kind": encode_header(Header(Kind.REF, 5000, 5000, name.raw, stored_hash([good[HEADER:]]))) + good[HEADER:],
+            "kind": encode_header(Header(Kind.REF, 5000, 5000, name.raw, name.raw)) + good[HEADER:],
         }  # fmt: skip
         with opened() as remote:
-            for field, data in {**lies, "stored hash ": flipped}.items():
-                with pytest.raises(ObjectCorrupt, match=field.strip()):
+            for field, data in lies.items():
+                with pytest.raises(ObjectCorrupt, match=field):
                     remote.put(iter([(name, [data])]), {name: 5000})
             assert remote.have({name: 5000, other_name: 5000}) == set()

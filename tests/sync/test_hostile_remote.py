@@ -13,7 +13,7 @@ from ferries import IDENTITY, LAYOUT, LINEAGE, assert_restores, object_files, sa
 
 from kvstore import Group, Layout, Snapshot, Store
 from kvstore.codec import HEADER, Header, Kind, encode_coverage, encode_header, encode_ref, encode_snapshot
-from kvstore.digest import ContentDigest, SnapshotDigest, label_file, record_digest, snapshot_digest, stored_hash
+from kvstore.digest import ContentDigest, SnapshotDigest, label_file, record_digest, snapshot_digest
 from kvstore.errors import (
     Corrupt,
     CoverageCorrupt,
@@ -126,7 +126,7 @@ SPOILED: dict[str, tuple[Callable[[Stick], object], type[KVError]]] = {
     ),
     "object of another length under its name": (
         lambda s: s.victim.write_bytes(
-            encode_header(Header(Kind.OBJECT, 4, 4, s.snapshot.blocks[4][1].raw, stored_hash([b"four"]))) + b"four"
+            encode_header(Header(Kind.OBJECT, 4, 4, s.snapshot.blocks[4][1].raw, s.snapshot.blocks[4][1].raw)) + b"four"
         ),
         ObjectCorrupt,
     ),
@@ -207,7 +207,7 @@ def test_a_manifest_that_is_no_manifest(stick: Stick, tmp_path: Path) -> None:
     def framed(payload: bytes) -> tuple[SnapshotDigest, bytes]:
         digest = snapshot_digest(payload)
         return digest, encode_header(
-            Header(Kind.SNAPSHOT, len(payload), len(payload), digest.raw, stored_hash([payload]))
+            Header(Kind.SNAPSHOT, len(payload), len(payload), digest.raw, digest.raw)
         ) + payload  # fmt: skip
 
     value = msgpack.unpackb(stick.manifest.read_bytes()[HEADER:], strict_map_key=False)
@@ -300,7 +300,7 @@ def test_the_record_digest_is_what_names_a_ref(stick: Stick, tmp_path: Path) -> 
     payload = msgpack.packb({"label": "book", "snapshot": b"../../../../etc/passwd", "updated": 0})
     stick.ref.write_bytes(
         encode_header(
-            Header(Kind.REF, len(payload), len(payload), record_digest("ref", payload), stored_hash([payload]))
+            Header(Kind.REF, len(payload), len(payload), record_digest("ref", payload), record_digest("ref", payload))
         )
         + payload
     )
