@@ -152,9 +152,9 @@ def ls(settings: Settings) -> None:
 
     try:
         with Shelf.open(settings.store, create=False) as shelf:
-            rows = listing(shelf)
+            rows, damage = listing(shelf)
     except StoreMissing:
-        rows = []
+        rows, damage = [], []
     columns = ("name", "tokens", "kept", "bytes", "model", "updated", "snapshot")
     settings.emit(
         rows,
@@ -165,6 +165,10 @@ def ls(settings: Settings) -> None:
             else ""
         ),
     )  # fmt: skip
+    for error in damage:
+        fail(error, settings.json)
+    if damage:
+        raise click.exceptions.Exit(damage[0].exit_code)
 
 
 @click.command()

@@ -70,7 +70,7 @@ def _names() -> list[Finding]:
 def _store(path: Path) -> Finding:
     try:
         with Shelf.open(path, create=False) as shelf:
-            refs = sum(1 for _ in shelf.records.refs())
+            refs = sum(1 for _ in shelf.records.ref_files())
         return _finding("store", True, f"{path}: {refs} names")
     except StoreMissing:
         return {"what": "store", "state": "note", "found": f"{path}: none yet"}

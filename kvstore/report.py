@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .errors import Missing
+from .errors import Corrupt, FormatTooNew, KVError, Missing
 from .shelf import Shelf
 from .snapshot import Coverage, Snapshot, trimmed, whole
 from .store import Store
@@ -27,17 +27,26 @@ def content_bytes(snapshot: Snapshot, coverage: Coverage) -> int:
     return sum(snapshot.object_bytes(b, g) for g in groups for b in coverage.blocks(g))
 
 
-def listing(shelf: Shelf) -> list[dict[str, Any]]:
-    """One row per ref, by name."""
-    rows = []
-    for ref in shelf.records.refs():
+def listing(shelf: Shelf) -> tuple[list[dict[str, Any]], list[KVError]]:
+    """One row per readable ref, by name; and what could not be read, which hides nothing else."""
+    rows: list[dict[str, Any]] = []
+    damage: list[KVError] = []
+    for file in shelf.records.ref_files():
+        try:
+            ref = shelf.records.read_ref(file)
+        except (Corrupt, FormatTooNew) as error:
+            damage.append(error)
+            continue
+        if ref is None:
+            continue
         row: dict[str, Any] = {"name": ref.label, "snapshot": ref.snapshot.hex, "updated": _when(ref.updated)}
         try:
             snapshot = shelf.records.snapshot(ref.snapshot)
-        except Missing:
-            row |= {"tokens": None, "kept": "manifest missing", "bytes": 0, "model": "", "pending": None}
-        else:
             coverage = shelf.records.coverage(ref.snapshot, snapshot)
+        except (Corrupt, FormatTooNew, Missing) as error:
+            damage.append(error)
+            row |= {"tokens": 0, "kept": "unreadable", "bytes": 0, "model": "", "namespace": "", "pending": None}
+        else:
             row |= {
                 "tokens": snapshot.tokens,
                 "kept": kept(snapshot, coverage),
@@ -47,7 +56,7 @@ def listing(shelf: Shelf) -> list[dict[str, Any]]:
                 "pending": snapshot.pending,
             }
         rows.append(row)
-    return rows
+    return sorted(rows, key=lambda row: str(row["name"])), damage
 
 
 def describe(store: Store, name: str) -> dict[str, Any]:

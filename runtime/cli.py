@@ -189,7 +189,11 @@ def find(settings: Settings, file: Path, tokens: int | None, **model: Any) -> No
                 namespace=opened.namespace,
                 head=opened.bundle.head_digest(),
             )
-            names = [] if match is None else [r.label for r in store.shelf.records.refs() if r.snapshot == match.digest]
+            names = (
+                []
+                if match is None
+                else [r.label for r in store.shelf.records.readable_refs() if r.snapshot == match.digest]
+            )
     if match is None:
         settings.emit({"asked_tokens": len(ids), "reused_tokens": 0, "snapshot": None}, f"0 of {len(ids)} tokens")
         return

@@ -106,6 +106,30 @@ def test_names(kvferry: Kvferry, story: Path) -> None:
     assert kvferry("du", "--json").code == 0
 
 
+def test_damage_hides_nothing_else(kvferry: Kvferry, story: Path, tmp_path: Path) -> None:
+    for name, tokens in (("a", "10"), ("b", "70"), ("c", "130")):
+        kvferry("prefill", "--bundle", "tiny", str(story), "--name", name, "--tokens", tokens, "--receipt", "0")
+    store = tmp_path / "store"
+    snapshots = {row["name"]: row["snapshot"] for row in kvferry("ls", "--json").json}
+    from kvstore.digest import label_file
+
+    for path, error in (
+        (store / "refs" / label_file("a"), "RefCorrupt"),
+        (store / "snapshots" / snapshots["b"], "SnapshotCorrupt"),
+    ):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        answer = kvferry("ls", "--json")
+        assert answer.code == 4
+        assert error in answer.err
+    assert [(r["name"], r["kept"]) for r in answer.json] == [("b", "unreadable"), ("c", "whole")]
+    assert kvferry("generate", "--bundle", "tiny", "--from", "b").code == 4
+    assert kvferry("generate", "--bundle", "tiny", "--from", "c", "-n", "2").code == 0
+    (store / "index.sqlite").write_bytes(b"not a database")
+    assert kvferry("find", "--bundle", "tiny", str(story), "--tokens", "100", "--json").json["reused_tokens"] == 99
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
