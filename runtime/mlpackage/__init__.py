@@ -3,7 +3,7 @@
 Files in order: errors, ir, schema, blob, program, package. Each imports only those before it.
 """
 
-from runtime.mlpackage.errors import PackageError
+from runtime.mlpackage.errors import PackageError, PackageMissing
 from runtime.mlpackage.ir import Arg, Blob, Const, Function, Name, Op, Program, TensorSpec, Value
 from runtime.mlpackage.package import Package
 
@@ -16,6 +16,7 @@ __all__ = [
     "Op",
     "Package",
     "PackageError",
+    "PackageMissing",
     "Program",
     "TensorSpec",
     "Value",

@@ -1,4 +1,4 @@
-"""Refusals of the package reader: one class, because a caller can only do one thing (get another package)."""
+"""Refusals of the package reader: absent, or not as it should be. Either way a caller needs another package."""
 
 from __future__ import annotations
 
@@ -22,3 +22,7 @@ class PackageError(KVError):
             "found": str(found),
         }
         return cls(message, **details)
+
+
+class PackageMissing(KVError, FileNotFoundError):
+    """There is no package, or no manifest in it, at the path that was given."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.mlpackage.blob import WeightFile
-from runtime.mlpackage.errors import PackageError
+from runtime.mlpackage.errors import PackageError, PackageMissing
 from runtime.mlpackage.ir import Blob, Const, Function, Program, Value
 from runtime.mlpackage.program import ProgramReader
 from runtime.mlpackage.schema import parse_model
@@ -35,7 +35,7 @@ class Package:
 
     @classmethod
     def open(cls, path: Path) -> Package:
-        """Opens the package at ``path``. Raises ``PackageError`` (malformed), ``FileNotFoundError`` (absent)."""
+        """Opens the package at ``path``. Raises ``PackageError`` (malformed), ``PackageMissing``."""
         model = _model_file(path)
         label = _label(path, model)
         size = model.stat().st_size
@@ -102,6 +102,11 @@ def _model_file(path: Path) -> Path:
     """The model file that ``path``'s manifest names as its root."""
     manifest = path / "Manifest.json"
     label = _label(path, manifest)
+    if not manifest.is_file():
+        raise PackageMissing(
+            f"{path}: expected a package folder with a Manifest.json, found none; copy or build the bundle again",
+            path=str(path),
+        )
     size = manifest.stat().st_size
     if size > _MANIFEST_LIMIT:
         raise PackageError.of(label, "file size", f"at most {_MANIFEST_LIMIT} bytes", size)

@@ -80,6 +80,8 @@ class ProgramReader:
             key: self._value(f"{where}: {key}", value)
             for key, value in self._unique(f"{where}: attributes", message.attributes).items()
         }
+        if not outputs or (message.type == "const" and "val" not in attributes):
+            raise self.wrong(where, "an output, and val for a constant", sorted(outputs) + sorted(attributes))
         twice = [name for name in outputs if name in known]
         if twice:
             raise self.wrong(f"{where}: outputs", "new names", twice)

@@ -77,7 +77,7 @@ def _model_class() -> Any:
                 field.type = field.TYPE_MESSAGE
                 field.type_name = f".{_PACKAGE}.{kind}"
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
+    pool.AddSerializedFile(file.SerializeToString())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Model"))
 
 

@@ -17,7 +17,7 @@ _SMALL = 4096
 # Elements widened at a time: source and result stay in the second-level cache.
 _BLOCK = 1 << 16
 
-# Fills the second argument (float32) from the first (fp16, same shape, both C-contiguous).
+# Fills the second argument (float32, C-contiguous) from the first (fp16, same shape).
 Widen: TypeAlias = Callable[[NDArray[Any], NDArray[Any]], None]
 
 _SIGN_AND_VALUE = np.int32(-0x70002000)  # 0x8FFFE000: the shift drags copies of the sign along
@@ -32,7 +32,12 @@ def by_cast(half: NDArray[Any], out: NDArray[Any]) -> None:
 
 
 def by_bits(half: NDArray[Any], out: NDArray[Any]) -> None:
-    """The fast conversion; falls back to the cast when ``half`` holds an infinity or NaN."""
+    """The fast conversion, block by block; falls back to the cast where ``half`` holds an infinity or NaN."""
+    if half.size > _BLOCK:
+        source, target = half.reshape(-1), out.reshape(-1)
+        for start in range(0, half.size, _BLOCK):
+            by_bits(source[start : start + _BLOCK], target[start : start + _BLOCK])
+        return
     if not finite(half):
         np.copyto(out, half)
         return
@@ -44,7 +49,7 @@ def by_bits(half: NDArray[Any], out: NDArray[Any]) -> None:
 
 
 def finite(half: NDArray[Any]) -> bool:
-    """Whether every fp16 number in ``half`` (C-contiguous) is finite."""
+    """Whether every fp16 number in ``half`` is finite."""
     if half.size == 0:
         return True
     positive = int(np.maximum.reduce(half.view(np.int16), axis=None))
@@ -56,9 +61,7 @@ def widened(half: NDArray[Any], widen: Widen) -> NDArray[np.float32]:
     if half.size < _SMALL:
         return half.astype(np.float32, order="C")
     out = np.empty(half.shape, np.float32)
-    source, target = np.ascontiguousarray(half).reshape(-1), out.reshape(-1)
-    for start in range(0, half.size, _BLOCK):
-        widen(source[start : start + _BLOCK], target[start : start + _BLOCK])
+    widen(half, out)
     return out
 
 

@@ -134,6 +134,9 @@ def _exact(attention: Attention, rounds: Rounds) -> Callable[[Array, Sight, Cach
     positions = [int(group.positions[0]) for group in groups]
     order = np.stack([group.rows for group in groups])
     heads = order.shape[1]
+    # a slice where it does, because an index list copies
+    in_turn = positions == list(range(positions[0], positions[0] + len(positions)))
+    at_positions = slice(positions[0], positions[0] + len(positions)) if in_turn else positions
     # row r of the graph is number back[r] here; None when they already agree
     back = np.argsort(order.reshape(-1))
     same_order = bool((back == np.arange(attention.rows)).all())
@@ -149,16 +152,17 @@ def _exact(attention: Attention, rounds: Rounds) -> Callable[[Array, Sight, Cach
         spans = [(seen.first[p] // chunk, -(-seen.last[p] // chunk)) for p in positions]
         begin, end = min(span[0] for span in spans), max(span[1] for span in spans)
         start, stop = begin * chunk, min(end * chunk, slots)
+        shown = min(seen.first[p] for p in positions), max(seen.last[p] for p in positions)
         queries = query.reshape(len(groups), heads, -1) if same_order else query[order]
         scores = np.zeros((len(groups), heads, (end - begin) * chunk), np.float32)
         windows = [(n, slice((n - begin) * chunk, (n - begin + 1) * chunk)) for n in range(begin, end)]
         for n, at in windows:
-            keys.fetch(n * chunk, key_chunk)
+            keys.fetch(n * chunk, key_chunk, shown)
             for span, asks, key, out in zip(spans, queries, keys_of, scores, strict=True):
                 if span[0] <= n < span[1]:
                     matmul(asks, key, out[:, at])
         inside = scores[..., : stop - start]
-        _masked(inside, seen.mask[positions, None, start:stop], scale, rounds)
+        _masked(inside, seen.mask[at_positions, None, start:stop], scale, rounds)
         inside -= np.maximum.reduce(inside, -1, keepdims=True)
         np.exp(inside, inside)
         # an order of additions that chunks of zeros don't change: each chunk by itself, then one after the other
@@ -168,7 +172,7 @@ def _exact(attention: Attention, rounds: Rounds) -> Callable[[Array, Sight, Cach
             inside[...] = rounds.shares(inside)
         out = np.zeros((len(groups), heads, attention.head_dim), np.float32)
         for n, at in windows:
-            values.fetch(n * chunk, value_chunk)
+            values.fetch(n * chunk, value_chunk, shown)
             for span, share, value, total in zip(spans, scores, values_of, out, strict=True):
                 if span[0] <= n < span[1]:
                     total += matmul(share[:, at], value)
@@ -207,5 +211,5 @@ def _wide(attention: Attention, rounds: Rounds) -> Callable[[Array, Sight, Cache
 
 def _held(cache: Cache, reads: Reads, begin: int, end: int) -> Array:
     out = np.empty((end - begin, reads.width), np.float32)
-    cache.fetch(begin, out)
+    cache.fetch(begin, out, (begin, end))
     return out

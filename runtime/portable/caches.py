@@ -18,8 +18,11 @@ from runtime.ops.widen import Widen, widened
 class Cache(Protocol):
     """K or V of one layer during one call."""
 
-    def fetch(self, start: int, out: NDArray[np.float32]) -> None:
-        """Fills ``out`` [n, D] with slots start.. ; slots past the end are zero."""
+    def fetch(self, start: int, out: NDArray[np.float32], shown: tuple[int, int]) -> None:
+        """Fills ``out`` [n, D] with slots start, start + 1, …; those outside [shown[0], shown[1]) become zero.
+
+        Nobody sees those, but they are multiplied by 0 and must be finite.
+        """
         ...
 
 
@@ -29,11 +32,10 @@ class Rows:
     def __init__(self, rows: NDArray[np.float32]) -> None:
         self._rows = rows
 
-    def fetch(self, start: int, out: NDArray[np.float32]) -> None:
+    def fetch(self, start: int, out: NDArray[np.float32], shown: tuple[int, int]) -> None:
         """See ``Cache.fetch``."""
-        part = self._rows[start : start + len(out)]
-        out[: len(part)] = part
-        out[len(part) :] = 0
+        first, last = _inside(start, out, shown)
+        out[first:last] = self._rows[start + first : start + last]
 
 
 class Placed:
@@ -47,14 +49,13 @@ class Placed:
         self._slots = slots
         self._widen = widen
 
-    def fetch(self, start: int, out: NDArray[np.float32]) -> None:
+    def fetch(self, start: int, out: NDArray[np.float32], shown: tuple[int, int]) -> None:
         """See ``Cache.fetch``."""
-        half = self._base[start : start + len(out)]
-        self._widen(half, out[: len(half)])
-        out[len(half) :] = 0
+        first, last = _inside(start, out, shown)
+        self._widen(self._base[start + first : start + last], out[first:last])
         if self._rows is not None:
             for slot, row in zip(self._slots, self._rows, strict=True):
-                if start <= slot < start + len(out):
+                if first <= slot - start < last:
                     out[slot - start] = row
 
     def stored(self, start: int, stop: int) -> NDArray[np.float16]:
@@ -76,6 +77,14 @@ class Placed:
         kept *= 1 - hit
         kept += new
         return kept.astype(np.float16)[np.newaxis]
+
+
+def _inside(start: int, out: NDArray[np.float32], shown: tuple[int, int]) -> tuple[int, int]:
+    """Which rows of ``out`` are shown; zeroes the others."""
+    first, last = max(0, shown[0] - start), min(len(out), shown[1] - start)
+    out[:first] = 0
+    out[last:] = 0
+    return first, last
 
 
 def slots_of(onehot: NDArray[Any], where: str) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.errors import KVError
 from runtime.mlpackage import Arg, Function, Name, Op, TensorSpec
 from runtime.ops import CONSTANTS, OPERATIONS, Call, OperationUnsupported, Source, Step, Stored, WeightCache
 from runtime.ops.widen import widened
@@ -49,7 +50,16 @@ class Planner:
     def plan(self, function: Function, label: str) -> PortableFunction:
         """``function``, ready. ``label`` is how messages call it. Raises ``OperationUnsupported``, ``PackageError``."""
         refuse_unknown(function, label)
-        return _Draft(function, label, self._cache, self._rounding, self._fuse).finish()
+        try:
+            return _Draft(function, label, self._cache, self._rounding, self._fuse).finish()
+        except (LookupError, ValueError, TypeError) as error:
+            if isinstance(error, KVError):
+                raise
+            raise OperationUnsupported(
+                f"{label}: operations: expected ones that fit together, found {type(error).__name__}: {error}; "
+                "the package contradicts itself: build it again",
+                function=label,
+            ) from error
 
 
 def refuse_unknown(function: Function, label: str) -> None:
@@ -130,11 +140,7 @@ class _Draft:
         return out
 
     def _compute(self, op: Op) -> None:
-        call = self._call(op)
-        try:
-            step = OPERATIONS[op.type](call)
-        except (ValueError, IndexError, TypeError) as error:
-            raise call.unsupported(f"constants don't fit together: {error}") from error
+        step = OPERATIONS[op.type](self._call(op))
         args = tuple(self._key(arg) for arg in step.args)
         if len(op.outputs) == 1:
             self._node(self._finished(step, op.name), args, op.name)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.mlpackage import Blob, Package, PackageError
+from runtime.mlpackage import Blob, Package, PackageError, PackageMissing
 from runtime.mlpackage.schema import parse_model
 
 MODEL = "Data/com.apple.CoreML/model.mlmodel"
@@ -271,9 +271,10 @@ def test_manifests(tmp_path: Path, name: str) -> None:
 
 
 def test_an_absent_package_is_another_error_than_a_damaged_one(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as caught:
+    with pytest.raises(PackageMissing, match=r"none\.mlpackage") as caught:
         Package.open(tmp_path / "none.mlpackage")
-    assert not isinstance(caught.value, PackageError)
+    assert isinstance(caught.value, FileNotFoundError) and not isinstance(caught.value, PackageError)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 def test_bytes_that_are_no_message(tmp_path: Path) -> None:
