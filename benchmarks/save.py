@@ -58,6 +58,7 @@ def measure(folder: Path, count: int) -> dict[str, object]:
             os.fsync(parent)
             os.close(parent)
 
+        os.sync()
         taken = seconds(run)
         (folder / "floor").unlink()
         return taken
@@ -66,6 +67,7 @@ def measure(folder: Path, count: int) -> dict[str, object]:
         path = folder / "store"
         with Store.open(path) as store:
             store.indexed(lambda index: None)
+            os.sync()  # making the store is not saving to it
             taken = seconds(lambda: store.save(LAYOUT, IDENTITY, items, kv, name="a", **save_arguments(TOKENS)))
         shutil.rmtree(path)
         return taken

@@ -167,6 +167,17 @@ class Root:
                 raise
         self.sync_all(folders)
 
+    def create(self, path: str, parts: Sequence[Buffer]) -> int:
+        """Writes one new file and does not sync it: a descriptor for `settle`. On an error the file is gone."""
+        parent, name = _split(path)
+        with self.folder(parent) as folder:
+            try:
+                return _create(folder, name, parts)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
+                raise
+
     def write(self, path: str, chunks: Iterable[Buffer]) -> None:
         """Writes and syncs one new file, chunk by chunk as they come; its folder is not synced.
 
@@ -229,7 +240,7 @@ class Root:
     def sync_all(self, paths: Iterable[str]) -> None:
         """Makes the entries of distinct folders durable, several at once: their disk flushes merge into a few."""
         folders = list(paths)
-        parallel(self.sync, folders, WRITERS)
+        parallel(self.sync, folders, 4)
         if folders and sys.platform == "darwin":
             self._full_sync()
 
@@ -319,13 +330,27 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _write(folder: int, name: str, parts: Iterable[Buffer]) -> None:
-    """Writes and syncs one new file. After an fsync error it is discarded with its descriptor, never synced again."""
+    """Writes and syncs one new file."""
+    settle(_create(folder, name, parts))
+
+
+def _create(folder: int, name: str, parts: Iterable[Buffer]) -> int:
+    """A descriptor of a new file, written and not synced; for `settle`."""
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         # Parts that are there already go out many at a time; a stream is written as it comes.
         groups = [parts] if isinstance(parts, Sequence) else ([part] for part in parts)
         for group in groups:
             _write_parts(fd, [memoryview(part).cast("B") for part in group if len(part)])
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def settle(fd: int) -> None:
+    """Syncs and closes. After an fsync error the file is to be discarded, never synced again."""
+    try:
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from .codec import HEADER, check_object, decode_header
 from .codec import Kind as FrameKind
@@ -57,6 +57,13 @@ class Objects:
             f"object {name} is not in {self._root.path}. `kvferry pull` fetches it again from a remote that has it.",
             name=name.hex,
         )
+
+    def announce(self, names: Iterable[ContentDigest]) -> None:
+        """Tells the system that these objects are about to be read, so that the disk starts on all of them; a hint, never an error."""
+        if hasattr(os, "posix_fadvise"):
+            for name in names:
+                with contextlib.suppress(OSError, StoreCorrupt), self._root.open(self.path(name)) as fd:
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
 
     def read(self, name: ContentDigest, length: int, buffer: bytearray) -> memoryview:
         """The verified content of an object of ``length`` bytes.

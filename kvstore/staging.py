@@ -1,7 +1,7 @@
 """The objects of a save: hashed, and the new ones written and synced out of sight, several at once; then made visible together.
 
-One pass a block and group: its thread hashes the rows, asks whether the store has that content, and if not writes and syncs it in
-``tmp/`` while other threads hash. `publish` renames.
+One pass a block and group: a thread hashes the rows, asks whether the store has that content, and if not writes it in ``tmp/``; other
+threads sync meanwhile. `publish` renames.
 """
 
 from __future__ import annotations
@@ -16,8 +16,13 @@ from typing import Self
 from .codec import HEADER, object_header
 from .digest import ContentDigest, content_digest
 from .errors import InputInvalid
-from .files import WRITERS, Root, parallel
+from .files import Root, parallel, settle
 from .objects import Objects
+
+HASHERS = 2
+"""Threads that hash and write: work for the processor, which more of them only slow down."""
+SYNCERS = 8
+"""Threads that wait for the disk; it takes several flushes together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +50,51 @@ class Staging:
                 self._root.discard(path)
 
     def add(self, batch: Sequence[Rows]) -> list[ContentDigest]:
-        """Stages those objects that the store does not have; the names of all, in order.
+        """Stages those objects that the store does not have, synced when this returns; the names of all, in order.
 
         A file of another length is not the object (somebody cut it): it is written again. `InputInvalid` where rows are not what
         their known name says.
         """
-        return parallel(self._stage, batch, WRITERS)
+        from concurrent.futures import Future, ThreadPoolExecutor
 
-    def _stage(self, rows: Rows) -> ContentDigest:
-        name = content_digest(rows.parts)
+        syncs: list[Future[None]] = []
+        with ThreadPoolExecutor(SYNCERS) as syncing:
+
+            def stage(rows: Rows) -> ContentDigest:
+                name, fd = self._write(rows)
+                if fd is not None:
+                    syncs.append(syncing.submit(settle, fd))
+                return name
+
+            names = parallel(stage, batch, HASHERS)
+            for sync in syncs:
+                sync.result()
+        return names
+
+    def _write(self, rows: Rows) -> tuple[ContentDigest, int | None]:
+        """The name, and a descriptor to be settled if the object was new."""
+        content = b"".join(
+            rows.parts
+        )  # one call to hash, one to write: many small ones would fight for the interpreter
+        name = content_digest([content])
         if rows.name not in (None, name):
             raise InputInvalid(
                 f"known: expected the content digest of the rows, {name}, found {rows.name}. Pass only digests of blocks "
                 f"that are unchanged since they were loaded or saved.",
                 name=str(rows.name),
             )
-        length = sum(len(part) for part in rows.parts)
-        if name not in self._files and self._objects.size(name) != HEADER + length:
-            path = f"tmp/{os.getpid():x}-{secrets.token_hex(8)}"
-            self._root.write(path, [object_header(name, length), *rows.parts])
-            if self._files.setdefault(name, (path, HEADER + length))[0] != path:  # the same content in another thread
-                self._root.discard(path)
-        return name
+        length = len(content)
+        path = f"tmp/{os.getpid():x}-{secrets.token_hex(8)}"
+        if (
+            self._objects.size(name) == HEADER + length
+            or self._files.setdefault(name, (path, HEADER + length))[0] != path
+        ):
+            return name, None  # here already, or the same content in another block
+        try:
+            return name, self._root.create(path, [object_header(name, length), content])
+        except BaseException:
+            del self._files[name]
+            raise
 
     def has(self, name: ContentDigest) -> bool:
         """Whether the object was new and waits to be published."""

@@ -29,8 +29,8 @@ from .snapshot import Coverage, Lineage, Link, Receipt, Snapshot, runs_of
 from .staging import Rows as StagedRows
 from .staging import Staging
 
-READERS = 4
-"""Threads that read, verify and copy at once."""
+READERS = 2
+"""Threads that read, verify and copy at once: work for the processor, the disk reads ahead."""
 
 Contents = tuple[ContentDigest, ...]
 _T = TypeVar("_T")
@@ -314,8 +314,10 @@ class Store:
                 target[:] = content[i * stride : i * stride + len(target)]
             return length
 
+        places = match.objects()
         with self.shelf.reading():
-            return sum(parallel(read, match.objects(), READERS))
+            objects.announce(snapshot.blocks[block][group] for block, group in places)
+            return sum(parallel(read, places, READERS))
 
     # the index
 
