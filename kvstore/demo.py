@@ -161,7 +161,9 @@ def _flat(text: str) -> str:
 
 
 @click.command()
-@click.option("--model", type=click.Choice(MODELS), default=MODELS[0], show_default=True)
+@click.option(
+    "--model", type=click.Choice(MODELS), default=MODELS[0], show_default=True, help="Model; its bundle is built once."
+)
 @click.option("--trimmed", is_flag=True, help="Move only what continuing from the end needs.")
 @click.option(
     "--keep", type=click.Path(path_type=Path, file_okay=False), help="Work in this folder and leave it there."

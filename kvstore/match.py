@@ -1,4 +1,4 @@
-"""What of a snapshot can be continued, for tokens that are asked for. Pure; DESIGN rules are in `docs/format.md`."""
+"""What of a snapshot can be continued, for tokens that are asked for. Pure; the rules are in `docs/format.md`."""
 
 from __future__ import annotations
 

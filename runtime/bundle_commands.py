@@ -102,6 +102,7 @@ def show(settings: Settings, given: str) -> None:
         "tokenizer": fields["tokenizer"],
         "heads": opened.head_digest(),
         "weights_depend_on_packaging": not opened.has_record,
+        "unverified": list(opened.unverified),
         "bytes": sum(f.stat().st_size for f in opened.root.rglob("*") if f.is_file()),
     }
     settings.emit(value, lambda: "\n".join(f"{k:<28} {v}" for k, v in value.items()))

@@ -183,7 +183,7 @@ class Decoding:
         most = self.bundle.config.ctx - 1
         if tokens > most:
             raise ContextOverflow(
-                f"tokens: expected at most {most} (one of the context's positions stays free), found {tokens}. Shorten the prompt.",
+                f"tokens: expected at most {most} (one of the context's positions stays free), found {tokens}. Shorten the text: `kvferry prefill --tokens {most}` takes as much as fits.",
                 expected=most,
                 found=tokens,
             )

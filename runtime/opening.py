@@ -55,7 +55,13 @@ def model_options(command: _F) -> _F:
         click.option(
             "--bundle", "bundle", required=True, metavar="DIR", help="Bundle folder, or a cached bundle's name."
         ),
-        click.option("--compute", type=click.Choice(["fp32", "fp16-rounding"]), default="fp32", show_default=True),
+        click.option(
+            "--compute",
+            type=click.Choice(["fp32", "fp16-rounding"]),
+            default="fp32",
+            show_default=True,
+            help="Arithmetic: fp32, or every result rounded to fp16 (slow; finds overflow).",
+        ),
         click.option("--threads", type=click.IntRange(1, 64), default=1, show_default=True, help="BLAS threads."),
         click.option(
             "--namespace", default=DEFAULT_NAMESPACE, show_default=True, help="Prefixes never cross namespaces."

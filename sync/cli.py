@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -39,7 +41,12 @@ def push(settings: Settings, remote: str, names: tuple[str, ...], force: bool, v
         store = stack.enter_context(Store.open(settings.store, create=False))
         for name in names:
             store.resolve(name)  # a mistyped name must not make an empty remote
-        target = stack.enter_context(Folder.open(path, create=not dry_run))
+        if dry_run and path.parent.is_dir() and not path.exists():
+            # A push would make it: plan against an empty one.
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "empty"
+            target = stack.enter_context(Folder.open(place, create=True))
+        else:
+            target = stack.enter_context(Folder.open(path, create=not dry_run))
         if dry_run:
             _print_plans(settings, remote, plan_push(store, target, names, force=force, verify=verify))
         else:

@@ -8,8 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import hypothesis
 import pytest
 from optional import require
+
+hypothesis.settings.register_profile("kvferry", deadline=None)  # this machine is shared: time proves nothing
+hypothesis.settings.load_profile("kvferry")
 
 
 def builder_key() -> str:

@@ -35,6 +35,8 @@ def test_the_way_of_a_snapshot(kvferry: Kvferry, story: Path, tmp_path: Path) ->
     assert "book" in kvferry("ls").out
 
     remote = str(tmp_path / "remote")
+    assert kvferry("push", remote, "book", "--dry-run", "--json").code == 0
+    assert not (tmp_path / "remote").exists()
     pushed = kvferry("push", remote, "book", "--json").json
     assert (pushed["objects"], pushed["payload_bytes"]) == (22, 700 * 768)
 

@@ -63,6 +63,7 @@ JSON_KEYS: Mapping[str, Mapping[str, str]] = {
         "tokenizer": "digest of the tokenizer",
         "heads": "digest of the heads",
         "weights_depend_on_packaging": "true: no `kvferry.json`, so a compiled copy is another model",
+        "unverified": "packages whose bytes nothing vouches for: compiled on this machine, or without a record",
         "bytes": "size of the folder's files",
     },
     "prefill": {
