@@ -91,9 +91,10 @@ class LlamaCpp:
         context, path = self._llama.ctx, str(self._path).encode()
 
         def read() -> None:
-            if not self._api.llama_state_seq_load_file(context, path, 1, array, 4096, ctypes.byref(count)):
+            if not self._api.llama_state_seq_load_file(context, path, 0, array, 4096, ctypes.byref(count)):
                 raise RuntimeError("llama.cpp loaded nothing")
 
+        self._api.llama_memory_clear(self._api.llama_get_memory(context), True)
         cool(self._path)
         return seconds(read)
 

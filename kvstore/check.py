@@ -20,7 +20,7 @@ from .match import usable_at
 from .objects import Objects
 from .shelf import FOLDERS, Shelf
 from .snapshot import Coverage, Snapshot, runs_of
-from .store import READERS, Store
+from .store import Store
 
 Progress = Callable[[int], None]
 """Called with the bytes of every few objects examined."""
@@ -183,7 +183,7 @@ def _examine_objects(shelf: Shelf, seen: _Seen, quick: bool, progress: Progress 
     """Notes the size of every object, and the damaged ones. Returns the bytes examined."""
     total = 0
     names = shelf.objects.names()
-    with ThreadPoolExecutor(READERS) as pool:
+    with ThreadPoolExecutor(2) as pool:
         while batch := list(islice(names, _BATCH)):
             sizes = [shelf.objects.size(name) for name in batch]
             here = [(name, size) for name, size in zip(batch, sizes, strict=True) if size is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 
 from .codec import HEADER, check_object, decode_header
 from .codec import Kind as FrameKind
@@ -58,12 +59,9 @@ class Objects:
             name=name.hex,
         )
 
-    def announce(self, names: Iterable[ContentDigest]) -> None:
-        """Tells the system that these objects are about to be read, so that the disk starts on all of them; a hint, never an error."""
-        if hasattr(os, "posix_fadvise"):
-            for name in names:
-                with contextlib.suppress(OSError, StoreCorrupt), self._root.open(self.path(name)) as fd:
-                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+    def announced(self, names: Iterable[ContentDigest]) -> AbstractContextManager[None]:
+        """While these objects are read one by one, has the disk work ahead on all of them."""
+        return self._root.announced([self.path(name) for name in names])
 
     def read(self, name: ContentDigest, length: int, buffer: bytearray) -> memoryview:
         """The verified content of an object of ``length`` bytes.

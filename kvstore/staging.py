@@ -1,7 +1,7 @@
 """The objects of a save: hashed, and the new ones written and synced out of sight, several at once; then made visible together.
 
-One pass a block and group: a thread hashes the rows, asks whether the store has that content, and if not writes it in ``tmp/``; other
-threads sync meanwhile. `publish` renames.
+One pass a block and group hashes the rows, asks whether the store has that content, and if not writes it in ``tmp/``; other threads
+sync meanwhile. `publish` renames.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from typing import Self
 from .codec import HEADER, object_header
 from .digest import ContentDigest, content_digest
 from .errors import InputInvalid
-from .files import Root, parallel, settle
+from .files import Root, settle
 from .objects import Objects
 
-HASHERS = 2
-"""Threads that hash and write: work for the processor, which more of them only slow down."""
 SYNCERS = 8
 """Threads that wait for the disk; it takes several flushes together."""
 
@@ -66,7 +64,7 @@ class Staging:
                     syncs.append(syncing.submit(settle, fd))
                 return name
 
-            names = parallel(stage, batch, HASHERS)
+            names = [stage(rows) for rows in batch]
             for sync in syncs:
                 sync.result()
         return names

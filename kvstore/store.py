@@ -16,7 +16,6 @@ from typing import Self, TypeVar
 from .codec import HEADER, encode_snapshot
 from .digest import ContentDigest, SnapshotDigest, root_key
 from .errors import InputInvalid, NotCovered, SnapshotMissing
-from .files import parallel
 from .identity import Identity
 from .index import Index, damaged, refusal
 from .items import Item
@@ -28,9 +27,6 @@ from .shelf import Shelf
 from .snapshot import Coverage, Lineage, Link, Receipt, Snapshot, runs_of
 from .staging import Rows as StagedRows
 from .staging import Staging
-
-READERS = 2
-"""Threads that read, verify and copy at once: work for the processor, the disk reads ahead."""
 
 Contents = tuple[ContentDigest, ...]
 _T = TypeVar("_T")
@@ -296,28 +292,22 @@ class Store:
         Returns the bytes of content read. On an error (`ObjectMissing`, `ObjectCorrupt`) some earlier objects may have been copied;
         the caller clears ``into``.
         """
-        from threading import local
-
-        snapshot, objects = match.snapshot, Objects(self.shelf.root)
-        buffers = local()
-
-        def read(place: tuple[int, int]) -> int:
-            block, group = place
-            length = snapshot.object_bytes(block, group)
-            if not hasattr(buffers, "own"):
-                buffers.own = bytearray()
-            content = objects.read(snapshot.blocks[block][group], length, buffers.own)
-            start, stop = block_span(block, snapshot.tokens)
-            targets = into.spans(group, start, min(stop, match.runs[group][1]))
-            stride = length // len(targets)
-            for i, target in enumerate(targets):
-                target[:] = content[i * stride : i * stride + len(target)]
-            return length
-
-        places = match.objects()
-        with self.shelf.reading():
-            objects.announce(snapshot.blocks[block][group] for block, group in places)
-            return sum(parallel(read, places, READERS))
+        snapshot, objects, places = match.snapshot, Objects(self.shelf.root), match.objects()
+        buffer = bytearray(HEADER + max((snapshot.object_bytes(block, group) for block, group in places), default=0))
+        total = 0
+        names = [snapshot.blocks[block][group] for block, group in places]
+        # The disk works ahead; one thread that hashes and copies beats several that fight for the interpreter.
+        with self.shelf.reading(), objects.announced(names):
+            for block, group in places:
+                length = snapshot.object_bytes(block, group)
+                content = objects.read(snapshot.blocks[block][group], length, buffer)
+                start, stop = block_span(block, snapshot.tokens)
+                targets = into.spans(group, start, min(stop, match.runs[group][1]))
+                stride = length // len(targets)
+                for i, target in enumerate(targets):
+                    target[:] = content[i * stride : i * stride + len(target)]
+                total += length
+        return total
 
     # the index
 
