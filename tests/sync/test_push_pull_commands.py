@@ -74,8 +74,9 @@ def test_dry_run_changes_nothing(mac: Path, tmp_path: Path, capsys: pytest.Captu
 def test_a_mistake_makes_no_folder(mac: Path, tmp_path: Path) -> None:
     with pytest.raises(SnapshotMissing, match="boot"):
         kvferry("--store", mac, "push", tmp_path / "stick", "book", "boot")
+    kvferry("--store", mac, "push", tmp_path / "stick", "book", "--dry-run")
     with pytest.raises(Unreachable):
-        kvferry("--store", mac, "push", tmp_path / "stick", "book", "--dry-run")
+        kvferry("--store", mac, "push", tmp_path / "not" / "mounted", "book", "--dry-run")
     with pytest.raises(Unreachable):
         kvferry("--store", tmp_path / "phone", "pull", tmp_path / "stick", "book")
     assert [p.name for p in tmp_path.iterdir()] == ["mac"]
