@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,6 +19,10 @@ from runtime.mlpackage.schema import parse_model
 _MANIFEST_LIMIT = 1 << 20
 _MODEL_LIMIT = 1 << 29
 _MODEL_PREFIX = "@model_path/"
+
+
+_READING = threading.Lock()
+"""Held around every use of protobuf messages: two threads that read their own messages at once have crashed the interpreter."""
 
 
 class Package:
@@ -41,11 +46,12 @@ class Package:
         size = model.stat().st_size
         if size > _MODEL_LIMIT:
             raise PackageError.of(label, "file size", f"at most {_MODEL_LIMIT} bytes", size)
-        try:
-            message = parse_model(model.read_bytes())
-        except ValueError as error:
-            raise PackageError.of(label, "protobuf message", "a Core ML Model", error) from error
-        return cls(path, model, ProgramReader(message, label))
+        with _READING:
+            try:
+                message = parse_model(model.read_bytes())
+            except ValueError as error:
+                raise PackageError.of(label, "protobuf message", "a Core ML Model", error) from error
+            return cls(path, model, ProgramReader(message, label))
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -63,7 +69,8 @@ class Package:
         if chosen not in self.functions:
             raise PackageError.of(self.path.name, "function", f"one of {', '.join(self.functions)}", chosen)
         if chosen not in self._functions:
-            self._functions[chosen] = self._reader.function(chosen)
+            with _READING:
+                self._functions[chosen] = self._reader.function(chosen)
         return self._functions[chosen]
 
     def program(self) -> Program:

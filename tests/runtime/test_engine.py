@@ -105,16 +105,19 @@ def test_two_engines_in_two_threads_do_not_disturb_each_other(tiny_bundle: Path)
     rows = np.random.default_rng(0).standard_normal((12, 64)).astype(np.float16)
     found: list[bytes] = []
 
-    def work() -> None:
-        feeder = Feeder(tiny_bundle, PortableEngine(tiny_bundle))
+    feeders = [Feeder(tiny_bundle, PortableEngine(tiny_bundle)) for _ in range(3)]
+
+    def work(feeder: Feeder) -> None:
         found.append(b"".join(feeder.feed("decode", row[None], p).tobytes() for p, row in enumerate(rows)))
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
+    for feeder in feeders:
+        feeder.feed("decode", rows[:1], 0)  # loads; running is what goes on at once
+    threads = [threading.Thread(target=work, args=(feeder,)) for feeder in feeders[:2]]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    work()
+    work(feeders[2])
     assert len(set(found)) == 1
 
 
