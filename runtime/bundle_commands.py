@@ -19,7 +19,7 @@ def bundle() -> None:
 @bundle.command("build")
 @click.argument("words", nargs=-1, metavar="[NAME] [DIR]")
 @click.option("--from", "source", type=click.Path(path_type=Path, exists=True), help="A local GGUF file instead.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Weights of `tiny`.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Weights of `tiny`.")
 @common_options
 def build(settings: Settings, words: tuple[str, ...], source: Path | None, seed: int) -> None:
     """Build the bundle NAME (gemma3-270m or tiny), or one from a local model file (--from), into DIR.

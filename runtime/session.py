@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from kvstore.digest import ContentDigest
-from kvstore.errors import InputInvalid, NotCovered, ObjectMissing
+from kvstore.errors import InputInvalid, NotCovered, ObjectMissing, Refused
 from kvstore.identity import DEFAULT_NAMESPACE, require_same
 from kvstore.items import common_prefix
 from kvstore.layout import BLOCK
@@ -152,6 +152,13 @@ class Session(Decoding):
         snapshot = match.snapshot
         mine = (self.bundle.identity(), self.bundle.layout())
         require_same(mine, (snapshot.identity, snapshot.layout), f"snapshot {match.digest}")
+        if snapshot.namespace != self._namespace:
+            raise Refused(
+                f"snapshot {match.digest}: namespace: expected {self._namespace!r}, found {snapshot.namespace!r}. KV never crosses "
+                f"namespaces; open the session (or give --namespace) for {snapshot.namespace!r}.",
+                expected=self._namespace,
+                found=snapshot.namespace,
+            )
         self._require_room(match.n)
 
     def _restore(self, match: Match, started: float) -> Restored:

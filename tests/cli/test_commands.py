@@ -76,6 +76,16 @@ def test_find_says_where_a_text_first_differs(kvferry: Kvferry, story: Path, tmp
     assert "0 of" in kvferry("find", "--bundle", "tiny", str(story), "--namespace", "else").out
 
 
+def test_a_snapshot_stays_in_its_namespace(kvferry: Kvferry, story: Path) -> None:
+    words = ("--bundle", "tiny", "--namespace", "mine")
+    kvferry("prefill", str(story), "--name", "a", "--tokens", "20", *words)
+    for verb in (("generate", "--from", "a", "-n", "2"), ("verify", "a")):
+        assert kvferry(*verb, *words).code == 0
+        answer = kvferry(*verb, "--bundle", "tiny")
+        assert answer.code == 7
+        assert "'default', found 'mine'" in answer.err
+
+
 def test_prefill_reuses_what_is_there(kvferry: Kvferry, story: Path) -> None:
     kvferry("prefill", "--bundle", "tiny", str(story), "--name", "a", "--tokens", "300", "--receipt", "0")
     longer = kvferry(
