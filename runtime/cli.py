@@ -52,9 +52,12 @@ def prefill(
         if receipt:
             with progress("Receipt", 1):
                 made = session.receipt(receipt)
+        before = store.shelf.records.ref(name)
         started = perf_counter()
         saved = session.save(name, made)
         save_seconds = perf_counter() - started
+    if before is not None and before.snapshot != saved.digest:
+        click.echo(f"{name} stood for {before.snapshot}, which is unnamed cache now.", err=True)
     assert saved.snapshot is not None and saved.digest is not None
     kv_bytes = len(ids) * saved.snapshot.layout.bytes_per_token
     value = {

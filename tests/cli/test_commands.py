@@ -92,6 +92,10 @@ def test_prefill_reuses_what_is_there(kvferry: Kvferry, story: Path) -> None:
         "prefill", "--bundle", "tiny", str(story), "--name", "b", "--tokens", "400", "--receipt", "0", "--json"
     )
     assert longer.json["reused_tokens"] == 300
+    assert "unnamed cache" not in longer.err
+    moved = kvferry("prefill", "--bundle", "tiny", str(story), "--name", "b", "--tokens", "5", "--receipt", "0")
+    assert longer.json["snapshot"] in moved.err
+    assert "unnamed cache" in moved.err
     assert longer.json["written_objects"] == 2 * 3, "blocks 4 (grown), 5 and 6"
 
 
