@@ -113,7 +113,7 @@ def _trimmed_copy(store: Store, folder: Path) -> None:
         for g, group in enumerate(LAYOUT.groups):
             for b in range(trim_start(group.window, TOKENS), len(snapshot.blocks)):
                 name = snapshot.blocks[b][g]
-                content = store.shelf.objects.read(name, snapshot.object_bytes(b, g), bytearray())
+                content = store.shelf.objects.read(name, snapshot.object_bytes(b, g))
                 staging.add([Rows([content], name)])
         staging.publish({name for block in snapshot.blocks for name in block})
         other.publish(snapshot, coverage)

@@ -5,21 +5,22 @@
         match = store.find(layout, identity, prompt, namespace="default")
         store.load(match, into=rows)
 
-`Store.save` and `Store.load` take and return host memory (`Rows`); no model and no array library is needed.
+`Store.save` and `Store.load` take and return host memory (`Rows`, or `ArrayRows` over any arrays); no model and no array library is needed.
 
-Order: errors · digest · layout · identity · items · snapshot · codec · match · files · objects · records · shelf · staging · index ·
-search · store · usage · prune · check · report · doctor · cli · upkeep · demo
+Order: errors · plaintext · disk · digest · layout · identity · items · snapshot · codec · match · files · objects · records · shelf · loss ·
+staging · index · search · store · formats · usage · prune · check · report · doctor · cli · upkeep · demo
 """
 
 from .errors import KVError
 from .identity import Identity
 from .items import SoftToken
-from .layout import Group, Layout, Rows
+from .layout import ArrayRows, Group, Layout, Rows
 from .match import Match
 from .snapshot import Lineage, Snapshot
 from .store import Saved, Store
 
 __all__ = [
+    "ArrayRows",
     "Group",
     "Identity",
     "KVError",

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import click
 
-from .cli import Settings, default_store, fail
+from .cli import Place, Settings, default_store, fail, say_error
+from .disk import advice
 from .errors import KVError
 
 _VERBS: Mapping[str, tuple[str, str]] = {
@@ -28,6 +29,8 @@ _VERBS: Mapping[str, tuple[str, str]] = {
     "check": ("kvstore.upkeep", "Verify the store's files."),
     "push": ("sync.cli", "Send snapshots to a remote."),
     "pull": ("sync.cli", "Fetch snapshots from a remote."),
+    "export": ("runtime.checkpoint_commands", "Write a snapshot as another program's checkpoint."),
+    "import": ("runtime.checkpoint_commands", "Save another program's checkpoint as a snapshot."),
     "doctor": ("kvstore.cli", "Say whether this installation is sound."),
     "demo": ("kvstore.demo", "Show the ferry on a real model."),
     "completion": ("kvstore.cli", "Print a shell completion script."),
@@ -60,7 +63,7 @@ def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 @click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--store", type=click.Path(path_type=Path), help="Store folder. [env KVFERRY_STORE]")
+@click.option("--store", type=Place(), help="Store folder. [env KVFERRY_STORE]")
 @click.option("--json", "json_", is_flag=True, help="Print one JSON value.")
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print the version."
@@ -70,7 +73,7 @@ def app(ctx: click.Context, store: Path | None, json_: bool) -> None:
     """Prefill once, decode anywhere: save an LLM's KV cache by token prefix, carry it, continue it.
 
     Exit codes: 0 done, 1 other, 2 usage, 3 missing, 4 corrupt, 5 another model, 6 another format, 7 refused,
-    8 unreachable, 9 a continuation that differs.
+    8 unreachable, 9 a continuation that differs, 130 interrupted.
     """
     ctx.obj = Settings(store or default_store(), json_)
 
@@ -83,10 +86,10 @@ def main() -> None:
     except click.exceptions.Exit as done:
         code = done.exit_code
     except click.Abort:
-        click.echo("kvferry: interrupted; what was saved is kept", err=True)
+        say_error("Interrupted", "what was saved is kept.", {}, as_json)
         code = 130
     except click.ClickException as error:
-        error.show()
+        _usage(error, as_json)
         code = error.exit_code
     except KVError as error:
         code = fail(error, as_json)
@@ -100,9 +103,24 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _usage(error: click.ClickException, as_json: bool) -> None:
+    """Says what is wrong with the command line and whose --help to read; of a group without a verb, its help."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) and not as_json:
+        error.show()
+        return
+    command = "kvferry"
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        command = error.ctx.command_path
+    verb = isinstance(error, click.exceptions.NoArgsIsHelpError)
+    message = "expected a verb, found none." if verb else error.format_message()
+    end = "" if message.endswith((".", "?", ")")) else "."
+    say_error("UsageError", f"{message}{end} See `{command} --help`.", {"command": command}, as_json)
+
+
 def _os_error(error: OSError) -> KVError:
     where = f"{error.filename}: " if error.filename else ""
-    return KVError(f"{where}{error.strerror or error}. Nothing that was saved is lost; mend this and run it again.")
+    told = f"{where}{error.strerror or error}. Nothing that was saved is lost. {advice(error)}"
+    return KVError(told, path=error.filename, errno=error.errno)
 
 
 def _extra(error: ModuleNotFoundError) -> KVError:

@@ -5,6 +5,7 @@ Changes no file but the index, which is a cache: a damaged one is made anew from
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,9 +18,10 @@ from .errors import Corrupt, FormatTooNew, KVError, Missing, StoreCorrupt
 from .index import Index
 from .layout import MAX_OBJECT, Run
 from .match import usable_at
-from .objects import Objects
+from .objects import Objects, mending
+from .plaintext import size_text
 from .shelf import FOLDERS, Shelf
-from .snapshot import Coverage, Snapshot, runs_of
+from .snapshot import Coverage, Snapshot
 from .store import Store
 
 Progress = Callable[[int], None]
@@ -102,7 +104,9 @@ class Report:
         lines += list(self.notes)
         how = "present with the right size" if self.quick else "verified"
         verdict = "ok" if self.ok else f"{len(self.problems)} problems"
-        lines.append(f"{verdict}: {self.snapshots} snapshots, {self.objects} objects {how}, {self.bytes} bytes")
+        lines.append(
+            f"{verdict}: {self.snapshots:,} snapshots, {self.objects:,} objects {how}, {size_text(self.bytes)}"
+        )
         return "\n".join(lines)
 
 
@@ -145,8 +149,8 @@ def _read_refs(shelf: Shelf, seen: _Seen) -> None:
         try:
             ref = shelf.records.read_ref(file)
         except (Corrupt, FormatTooNew) as error:
-            todo = "Its label is lost with it: name the snapshot again, then delete this file."
-            seen.problems.append(Problem(f"refs/{file}", error.message, (), todo))
+            found = error.found if isinstance(error, Corrupt) else error.message
+            seen.problems.append(Problem(f"refs/{file}", found, (), error.details.get("todo", "")))
             continue
         if ref is not None:
             seen.labels.setdefault(ref.snapshot, []).append(ref.label)
@@ -156,27 +160,42 @@ def _read_snapshots(shelf: Shelf, seen: _Seen) -> None:
     records = shelf.records
     for digest in sorted(seen.labels.keys() | set(records.snapshots())):
         names = seen.names(digest)
-        todo = "Pull it again, or save it again." if names else "No name needs it: `kvferry gc` collects it."
+        todo = "No name needs it: `kvferry gc` collects it."
+        if names:
+            name = shlex.quote(names[0])
+            todo = (
+                f"`kvferry pull REMOTE {name}` fetches it again from a remote that has it; `kvferry prefill --no-reuse --name {name}` "
+                f"with the same text makes it again; `kvferry rm {name}` gives it up."
+            )
         try:
             snapshot = records.snapshot(digest)
-        except Missing as error:
+        except Missing:
             if names:
-                seen.problems.append(Problem(f"snapshots/{digest}", error.message, names, todo))
+                seen.problems.append(Problem(f"snapshots/{digest}", "expected a manifest, found none.", names, todo))
             continue
         except (Corrupt, FormatTooNew) as error:
-            seen.problems.append(Problem(f"snapshots/{digest}", error.message, names, todo))
+            found, todo = _told(error, todo)
+            seen.problems.append(Problem(f"snapshots/{digest}", found, names, todo))
             continue
         path = f"snapshots/{digest}.cov"
         try:
             coverage = records.coverage(digest, snapshot)
         except (Corrupt, FormatTooNew) as error:
-            seen.problems.append(Problem(path, error.message, names, todo))
+            found, todo = _told(error, todo)
+            seen.problems.append(Problem(path, found, names, todo))
             seen.uncovered.add(digest)
             coverage = Coverage(digest, ((),) * len(snapshot.layout.groups))
         else:
             if not any(coverage.runs):
                 seen.problems.append(Problem(path, "expected a promise of some objects, found none.", names, todo))
         seen.snapshots[digest] = (snapshot, coverage)
+
+
+def _told(error: KVError, todo: str) -> tuple[str, str]:
+    """What was found, and what to do: what stands in a file's place and is none has to be moved away first."""
+    if not isinstance(error, Corrupt):
+        return error.message, ""
+    return error.found, f"Move it away, then: {todo}" if isinstance(error.__cause__, StoreCorrupt) else todo
 
 
 def _examine_objects(shelf: Shelf, seen: _Seen, quick: bool, progress: Progress | None) -> int:
@@ -195,7 +214,9 @@ def _examine_objects(shelf: Shelf, seen: _Seen, quick: bool, progress: Progress 
                 if size is not None:
                     seen.sizes[name.raw] = size
                 elif name.raw not in seen.damaged:
-                    seen.damaged[name.raw] = "expected a plain file, found a link or something else."
+                    seen.damaged[name.raw] = (
+                        "expected a plain file, found a link, a folder or something else, which was not followed."
+                    )
             done = sum(size for _, size in here)
             total += done
             if progress is not None:
@@ -208,17 +229,18 @@ def _fault(shelf: Shelf, name: ContentDigest, size: int) -> str | None:
     try:
         data = memoryview(shelf.root.read(Objects.path(name), MAX_OBJECT + HEADER))
         header = decode_header(data, Kind.OBJECT, f"object {name}")
-        check_object(header, data[HEADER:], name)
+        check_object(header, [data[HEADER:]], name)
     except FileNotFoundError:
         return None
     except (Corrupt, FormatTooNew) as error:
-        return error.message
+        return _told(error, "")[0]
     return None
 
 
 def _judge(shelf: Shelf, seen: _Seen) -> None:
     """What the damage means for each snapshot and name."""
     hurt: dict[bytes, tuple[str, set[str]]] = {raw: (found, set()) for raw, found in seen.damaged.items()}
+    absent: set[bytes] = set()
     for digest, (snapshot, coverage) in seen.snapshots.items():
         lost = []
         for g in range(len(snapshot.layout.groups)):
@@ -229,27 +251,34 @@ def _judge(shelf: Shelf, seen: _Seen) -> None:
                 if size is None and content.raw not in hurt:
                     size = shelf.objects.size(content)  # saved since the listing
                 if size != expected and content.raw not in hurt:
-                    found = "absent" if size is None else f"{size} bytes"
+                    found = "none" if size is None else f"one of {size} bytes"
+                    absent |= {content.raw} if size is None else set()
                     hurt[content.raw] = (f"expected a file of {expected} bytes, found {found}.", set())
                 if content.raw in hurt:
                     hurt[content.raw][1].update(seen.names(digest))
                     lost.append((b, g))
         for label in seen.names(digest):
-            usable = usable_at(snapshot, _without(coverage, lost), snapshot.tokens)[0]
+            usable = usable_at(snapshot, coverage.without(set(lost)), snapshot.tokens)[0]
             seen.named.append(Named(label, digest, snapshot.tokens, tuple(lost), usable))
     unread = [(label, digest) for digest, labels in seen.labels.items() for label in labels]
     seen.named += [Named(label, digest, None, (), None) for label, digest in unread if digest not in seen.snapshots]
     seen.named.sort(key=lambda named: named.label)
-    todo = "Pull the names that it hurts again; saving the same KV again also restores an absent one."
+    kept = {
+        content.raw
+        for d, (snapshot, _) in seen.snapshots.items()
+        if d in seen.labels
+        for block in snapshot.blocks
+        for content in block
+    }
     for raw, (found, names) in sorted(hurt.items()):
-        path = Objects.path(ContentDigest(raw))
-        seen.problems.append(Problem(path, found, tuple(sorted(names)), todo if names else ""))
-
-
-def _without(coverage: Coverage, lost: list[tuple[int, int]]) -> Coverage:
-    gone = set(lost)
-    left = [{b for b in coverage.blocks(g) if (b, g) not in gone} for g in range(len(coverage.runs))]
-    return Coverage(coverage.snapshot, tuple(runs_of(blocks) for blocks in left))
+        todo = "No name needs it: `kvferry gc` collects it."
+        if names:
+            todo = mending(min(names), absent=raw in absent)
+        elif raw in kept:
+            todo = "No name promises it, so that it hurts nobody; `kvferry pull --verify` of the whole snapshot replaces it."
+        if "not followed" in found:
+            todo = f"Move it away, then: {todo}"
+        seen.problems.append(Problem(Objects.path(ContentDigest(raw)), found, tuple(sorted(names)), todo))
 
 
 def _compare_index(store: Store, seen: _Seen) -> None:
@@ -270,7 +299,11 @@ def _compare_index(store: Store, seen: _Seen) -> None:
                 seen.notes.append("index: differs from the files after it was made anew; a saver may be at work.")
             else:
                 seen.notes.append("index: differed from the files and was made anew.")
-    except (OSError, KVError) as error:
+    except StoreCorrupt as error:
+        seen.problems.append(Problem("index.sqlite", error.found, (), error.details.get("todo", "")))
+    except OSError as error:
+        seen.notes.append(f"index: {error.strerror}.")
+    except KVError as error:
         seen.notes.append(f"index: {error}")
 
 
@@ -286,12 +319,12 @@ def _foreign(shelf: Shelf, seen: _Seen) -> None:
     for folder, names in _listed(shelf, seen):
         for name in names:
             good = {
-                "objects": len(name) == 2 and set(name) <= _HEX,
+                "objects": len(name) == 1 and set(name) <= _HEX,
                 "snapshots": _is_digest(name.removesuffix(".cov")),
                 "refs": _is_digest(name),
                 "tmp": True,
                 "quarantine": True,
-            }.get(folder, len(name) == 62 and set(name) <= _HEX)
+            }.get(folder, len(name) == 63 and set(name) <= _HEX)
             if not good:
                 strange.append(f"{folder}/{name}")
             elif folder == "snapshots" and name.endswith(".cov"):
@@ -305,11 +338,11 @@ def _foreign(shelf: Shelf, seen: _Seen) -> None:
 
 def _listed(shelf: Shelf, seen: _Seen) -> Iterator[tuple[str, list[str]]]:
     folders = ["objects", "snapshots", "refs", "tmp", "quarantine"]
-    for folder in [*folders, *(f"objects/{fan}" for fan in shelf.root.names("objects") if len(fan) == 2)]:
+    for folder in [*folders, *(f"objects/{fan}" for fan in shelf.root.names("objects") if len(fan) == 1)]:
         try:
             yield folder, shelf.root.names(folder)
         except StoreCorrupt as error:
-            seen.problems.append(Problem(folder, error.message, (), ""))
+            seen.problems.append(Problem(folder, error.found, (), "Look at it with `ls -l`, then move it away."))
 
 
 def _is_digest(name: str) -> bool:

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,8 @@ from typing import Any
 
 import click
 
-from .errors import InputInvalid, KVError, SnapshotMissing, StoreMissing
+from .errors import InputInvalid, KVError, RefCorrupt, StoreMissing
+from .plaintext import WIDTH
 
 _STORE_HELP = "Store folder. [env KVFERRY_STORE; default: the user's data folder]"
 _JSON_HELP = "Print one JSON value."
@@ -59,10 +60,65 @@ def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("kvferry", appauthor=False))
 
 
+def terminal_width() -> int | None:
+    """Columns of the terminal that stdout is; None where it is a pipe or a file, whose reader gets everything."""
+    if not sys.stdout.isatty():
+        return None
+    from shutil import get_terminal_size
+
+    return get_terminal_size((WIDTH, 24)).columns
+
+
+class Place(click.Path):
+    """A path. An empty one, which a script gives with an unset variable, is not the current folder."""
+
+    def __init__(self, *, exists: bool = False, file_okay: bool = True) -> None:
+        super().__init__(exists=exists, file_okay=file_okay, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("expected a path, found an empty string.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Text(click.types.StringParamType):
+    """A string that isn't empty."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value == "":
+            self.fail("expected some text, found an empty string.", param, ctx)
+        return str(value)
+
+
+class Label(click.types.StringParamType):
+    """The name of a snapshot, checked before any work is done for it; the shell completes it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from .records import check_label
+
+        check_label(str(value))
+        return str(value)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        from .shelf import Shelf
+
+        given = ctx.params.get("store_") or ctx.find_root().params.get("store")
+        try:
+            with Shelf.open(given or default_store(), create=False) as shelf:
+                labels = sorted(ref.label for ref in shelf.records.readable_refs())
+        except (KVError, OSError):
+            return []  # pressing Tab is no place for an error
+        return [CompletionItem(label) for label in labels if label.startswith(incomplete)]
+
+
 def common_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds --store and --json behind the verb (they win over those before it) and passes `Settings` first."""
 
-    @click.option("--store", "store_", type=click.Path(path_type=Path), help=_STORE_HELP)
+    @click.option("--store", "store_", type=Place(), help=_STORE_HELP)
     @click.option("--json", "json_", is_flag=True, help=_JSON_HELP)
     @click.pass_context
     @functools.wraps(command)
@@ -91,7 +147,7 @@ def progress(title: str, total: float, unit: str = "") -> Iterator[Callable[[flo
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
             bar = Progress(
-                TextColumn(title),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 TextColumn("{task.completed:,.0f}/{task.total:,.0f} " + unit),
                 TimeRemainingColumn(),
@@ -110,44 +166,51 @@ def progress(title: str, total: float, unit: str = "") -> Iterator[Callable[[flo
             bar.stop()
 
 
-def table(rows: Sequence[Sequence[object]], header: Sequence[str]) -> str:
-    """Columns padded to their widest cell; numbers to the right."""
-    cells = [[str(c) for c in row] for row in rows]
-    widths = [max(len(r[i]) for r in [list(header), *cells]) for i in range(len(header))]
-    right = [all(isinstance(row[i], int | float) for row in rows) and bool(rows) for i in range(len(header))]
+@contextmanager
+def waiting(title: str) -> Iterator[None]:
+    """Something that moves, and the time, on stderr if it is a terminal: for work that can't say how far it is."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    def line(row: Sequence[str]) -> str:
-        padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
-        return "  ".join(padded).rstrip()
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        shown.add_task(title, total=None)
+        yield
 
-    return "\n".join(line(row) for row in [list(header), *cells])
+
+def note(text: str) -> None:
+    """One line of talk on stderr."""
+    click.echo(f"kvferry: {text}", err=True)
 
 
-def size_text(count: int) -> str:
-    """Bytes for people: ``36.9 MB`` (powers of ten)."""
-    value = float(count)
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.2f} GB"
+def note_damaged(error: RefCorrupt) -> None:
+    """Says that a name was damaged, and has been given anew."""
+    note(f"{error.details['what']} was damaged, and is given anew. {error.found}")
 
 
 def fail(error: KVError, as_json: bool) -> int:
     """Says what went wrong on stderr, as JSON with --json; returns the exit code."""
+    say_error(type(error).__name__, error.message, dict(error.details), as_json)
+    return error.exit_code
+
+
+def say_error(kind: str, message: str, details: dict[str, Any], as_json: bool) -> None:
+    """The one form of an error on stderr: ``kvferry: KIND: MESSAGE``, or with --json a line that is a JSON object."""
     if as_json:
-        value = {"error": type(error).__name__, "message": error.message, "details": dict(error.details)}
+        value = {"error": kind, "message": message, "details": details}
         click.echo(json.dumps(value, ensure_ascii=False, default=str), err=True)
     else:
-        click.echo(f"kvferry: {type(error).__name__}: {error.message}", err=True)
-    return error.exit_code
+        note(f"{kind}: {message}")
 
 
 @click.command()
 @common_options
 def ls(settings: Settings) -> None:
     """List the named snapshots of the store."""
-    from .report import listing
+    from .report import listing, listing_text
     from .shelf import Shelf
 
     try:
@@ -155,16 +218,7 @@ def ls(settings: Settings) -> None:
             rows, damage = listing(shelf)
     except StoreMissing:
         rows, damage = [], []
-    columns = ("name", "tokens", "kept", "bytes", "model", "updated", "snapshot")
-    settings.emit(
-        rows,
-        lambda: (
-            table([[r["name"], r["tokens"], r["kept"], r["bytes"], r["model"], r["updated"], r["snapshot"][:12]]
-                   for r in rows], columns)
-            if rows
-            else ""
-        ),
-    )  # fmt: skip
+    settings.emit(rows, lambda: listing_text(rows, terminal_width()))
     for error in damage:
         fail(error, settings.json)
     if damage:
@@ -172,56 +226,49 @@ def ls(settings: Settings) -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", type=Label())
 @common_options
 def show(settings: Settings, name: str) -> None:
     """Show one snapshot: tokens, identity, who computed it, what of it is here."""
-    from .report import describe
+    from .report import describe, description_text
     from .store import Store
 
     with Store.open(settings.store, create=False) as store:
         value = describe(store, name)
-    settings.emit(value, lambda: "\n".join(f"{k:<12} {_plain(v)}" for k, v in value.items()))
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    settings.emit(value, lambda: description_text(value, terminal_width() or WIDTH))
 
 
 @click.command()
-@click.argument("name")
-@click.argument("to")
+@click.argument("name", type=Label())
+@click.argument("to", type=Label())
 @common_options
 def rename(settings: Settings, name: str, to: str) -> None:
     """Give a snapshot another name."""
     from .shelf import Shelf
 
     with Shelf.open(settings.store, create=False) as shelf:
+        damage = shelf.records.damage(to)
         ref = shelf.records.rename_ref(name, to)
+    if damage is not None:
+        note_damaged(damage)
     settings.emit({"name": ref.label, "snapshot": ref.snapshot.hex}, f"{name} is now {ref.label}")
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", type=Label())
 @common_options
 def rm(settings: Settings, names: tuple[str, ...]) -> None:
-    """Remove names. The KV becomes cache until `kvferry gc` collects it."""
+    """Remove names. The KV becomes cache until `kvferry gc` collects it.
+
+    A damaged name whose text nobody knows any more goes by its file, refs/..., as `check` and `ls` give it.
+    """
     from .shelf import Shelf
 
     with Shelf.open(settings.store, create=False) as shelf:
-        found = {name: shelf.records.ref(name) for name in names}
-        missing = [name for name, ref in found.items() if ref is None]
-        if missing:
-            raise SnapshotMissing(
-                f"no snapshot named {missing[0]!r} in {settings.store}; nothing was removed. `kvferry ls` lists them.",
-                label=missing[0],
-            )
-        removed = []
-        for name, ref in found.items():
-            if ref is not None:
-                shelf.records.move_ref(name, ref.snapshot, None)
-                removed.append({"name": ref.label, "snapshot": ref.snapshot.hex})
-    settings.emit({"removed": removed}, "\n".join(f"removed {r['name']} ({r['snapshot'][:12]})" for r in removed))
+        gone = shelf.records.remove(names)
+    removed = [{"name": name, "snapshot": None if digest is None else digest.hex} for name, digest in gone]
+    told = [f"removed {name} ({'it was damaged' if digest is None else digest.hex[:12]})" for name, digest in gone]
+    settings.emit({"removed": removed}, "\n".join(told))
 
 
 @click.command()
@@ -243,7 +290,13 @@ def doctor(settings: Settings) -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print a completion script: eval "$(kvferry completion bash)"."""
+    """Print a script that completes verbs, options and names of snapshots. Put the line for your shell into its start-up file:
+
+    \b
+      ~/.bashrc                   eval "$(kvferry completion bash)"
+      ~/.zshrc                    eval "$(kvferry completion zsh)"
+      ~/.config/fish/config.fish  kvferry completion fish | source
+    """
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)

@@ -51,6 +51,7 @@ MAX_RECORD = 64 << 20
 """Largest payload of a manifest, coverage or ref, in bytes."""
 MAX_UPDATED = 253402300799
 """Latest time of a ref in Unix seconds: the end of the year 9999, after which it can't be shown as a date."""
+_OTHER_FORM = "content: expected its canonical form, found another encoding of it"
 MAX_STRUCTURE = 1 << 20
 """Largest part of such a payload outside of its byte strings, in bytes: it bounds the values that decoding makes."""
 
@@ -105,15 +106,9 @@ def encode_header(header: Header) -> bytes:
 
 def decode_header(data: bytes | memoryview, kind: Kind, what: str) -> Header:
     """The header of a frame of ``kind``. ``what`` names the file in errors. Checks limits, touches no payload."""
-    corrupt = _CORRUPT[kind]
 
     def bad(field: str, expected: object, found: object) -> Corrupt:
-        return corrupt(
-            f"{what}: {field}: expected {expected}, found {found}. The file is damaged or is not ours; "
-            f"`kvferry check` lists what is affected, and pulling again restores it.",
-            what=what,
-            field=field,
-        )
+        return _CORRUPT[kind].at(what, f"{field}: expected {expected}, found {found}", field=field)
 
     if len(data) < HEADER:
         raise bad("length", f"at least {HEADER} bytes", len(data))
@@ -132,7 +127,8 @@ def decode_header(data: bytes | memoryview, kind: Kind, what: str) -> Header:
         raise bad("kind", int(kind), kind_id)
     if codec != RAW or cipher != PLAIN:
         raise FormatTooNew(
-            f"{what}: codec {codec}, cipher {cipher}: this kvferry reads codec {RAW}, cipher {PLAIN}. Upgrade kvferry.",
+            f"{what}: codec and cipher: this kvferry reads codec {RAW}, cipher {PLAIN}, found codec {codec}, cipher {cipher}. "
+            f"Upgrade kvferry to read it.",
             codec=codec,
             cipher=cipher,
         )
@@ -153,24 +149,21 @@ def object_header(name: ContentDigest, length: int) -> bytes:
     return encode_header(Header(Kind.OBJECT, length, length, name.raw, name.raw))
 
 
-def check_object(header: Header, payload: bytes | memoryview, name: ContentDigest) -> None:
-    """Raises `ObjectCorrupt` unless ``payload`` is the content that ``name`` names."""
+def check_object(header: Header, payload: Sequence[bytes | memoryview], name: ContentDigest) -> None:
+    """Raises `ObjectCorrupt` unless ``payload``, in consecutive parts, is the content that ``name`` names."""
     what = f"object {name}"
+
+    def bad(field: str, expected: object, found: object) -> ObjectCorrupt:
+        return ObjectCorrupt.at(what, f"{field}: expected {expected}, found {found}", field=field, name=name.hex)
+
     if header.name != name.raw:
-        raise ObjectCorrupt(f"{what}: name: expected {name}, found {header.name.hex()} in the file", name=name.hex)
-    if len(payload) != header.stored_length:
-        raise ObjectCorrupt(
-            f"{what}: length: expected {header.stored_length} bytes after the header, found {len(payload)}. "
-            f"`kvferry pull --verify` fetches it again; `kvferry check` to see what is affected.",
-            name=name.hex,
-        )
-    found = content_digest([payload])
+        raise bad("name in the header", name, header.name.hex())
+    length = sum(map(len, payload))
+    if length != header.stored_length:
+        raise bad("length", f"{header.stored_length} bytes after the header", length)
+    found = content_digest(payload)
     if found != name:
-        raise ObjectCorrupt(
-            f"{what}: content digest: expected {name}, found {found}. "
-            f"`kvferry pull --verify` fetches it again; `kvferry check` to see what is affected.",
-            name=name.hex,
-        )
+        raise bad("content digest", name, found)
 
 
 def _record(kind: Kind, name: bytes, payload: bytes) -> bytes:
@@ -183,12 +176,15 @@ def _payload(data: bytes, kind: Kind, what: str) -> tuple[bytes, bytes]:
     """The checked payload of a whole small frame, and the content name that its header states."""
     header = decode_header(data, kind, what)
     payload = data[HEADER:]
-    corrupt = _CORRUPT[kind]
+
+    def bad(field: str, expected: object, found: object) -> Corrupt:
+        return _CORRUPT[kind].at(what, f"{field}: expected {expected}, found {found}", field=field)
+
     if len(payload) != header.stored_length:
-        raise corrupt(f"{what}: length: expected {header.stored_length} bytes after the header, found {len(payload)}")
-    expected = snapshot_digest(payload).raw if kind is Kind.SNAPSHOT else record_digest(kind.name.lower(), payload)
-    if header.name != expected:
-        raise corrupt(f"{what}: content name: expected {expected.hex()}, found {header.name.hex()}")
+        raise bad("length", f"{header.stored_length} bytes after the header", len(payload))
+    named = snapshot_digest(payload).raw if kind is Kind.SNAPSHOT else record_digest(kind.name.lower(), payload)
+    if header.name != named:
+        raise bad("content name", f"{header.name.hex()} as in the header", f"content that {named.hex()} names")
     return payload, header.name
 
 
@@ -280,7 +276,8 @@ def _unpack(payload: bytes, shape: type[_T], corrupt: type[Corrupt], what: str) 
         )
         return msgspec.convert(plain, shape)
     except (ValueError, TypeError, msgpack.UnpackException, msgspec.ValidationError, RecursionError) as error:
-        raise corrupt(f"{what}: content: {error}. The file is damaged or was written by something else.") from error
+        found = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise corrupt.at(what, f"content: expected what kvferry writes, found something else ({found})") from error
 
 
 def encode_snapshot(snapshot: Snapshot) -> tuple[SnapshotDigest, bytes]:
@@ -313,7 +310,7 @@ def decode_snapshot(data: bytes, digest: SnapshotDigest) -> Snapshot:
     what = f"snapshot {digest}"
     payload, name = _payload(data, Kind.SNAPSHOT, what)
     if name != digest.raw:
-        raise SnapshotCorrupt(f"{what}: name: expected {digest}, found {name.hex()} in the file")
+        raise SnapshotCorrupt.at(what, f"name in the header: expected {digest}, found {name.hex()}")
     wire = _unpack(payload, _Snapshot, SnapshotCorrupt, what)
     try:
         layout = Layout(
@@ -344,9 +341,9 @@ def decode_snapshot(data: bytes, digest: SnapshotDigest) -> Snapshot:
             model=wire.model,
         )
         if encode_snapshot(snapshot)[0] != digest:
-            raise InputInvalid("not in canonical form")
+            raise InputInvalid(_OTHER_FORM)
     except InputInvalid as error:
-        raise SnapshotCorrupt(f"{what}: {error}") from error
+        raise SnapshotCorrupt.at(what, str(error)) from error
     return snapshot
 
 
@@ -363,13 +360,14 @@ def decode_coverage(data: bytes, snapshot: SnapshotDigest, groups: int, blocks: 
     try:
         coverage = Coverage(SnapshotDigest(wire.snapshot), wire.runs)
     except InputInvalid as error:
-        raise CoverageCorrupt(f"{what}: {error}") from error
+        raise CoverageCorrupt.at(what, str(error)) from error
     if coverage.snapshot != snapshot:
-        raise CoverageCorrupt(f"{what}: snapshot: expected {snapshot}, found {coverage.snapshot}")
+        raise CoverageCorrupt.at(what, f"snapshot: expected {snapshot}, found {coverage.snapshot}")
     if len(coverage.runs) != groups or any(b > blocks for runs in coverage.runs for _, b in runs):
-        raise CoverageCorrupt(f"{what}: runs: expected {groups} groups within {blocks} blocks, found {coverage.runs}")
+        runs = f"{coverage.runs!r:.100}"
+        raise CoverageCorrupt.at(what, f"runs: expected {groups} groups within {blocks} blocks, found {runs}")
     if encode_coverage(coverage) != data:
-        raise CoverageCorrupt(f"{what}: not in canonical form")
+        raise CoverageCorrupt.at(what, _OTHER_FORM)
     return coverage
 
 
@@ -383,11 +381,11 @@ def decode_ref(data: bytes, what: str) -> Ref:
     payload, _ = _payload(data, Kind.REF, what)
     wire = _unpack(payload, _Ref, RefCorrupt, what)
     if not 0 <= wire.updated <= MAX_UPDATED:
-        raise RefCorrupt(f"{what}: updated: expected 0 to {MAX_UPDATED} seconds, found {wire.updated}")
+        raise RefCorrupt.at(what, f"updated: expected 0 to {MAX_UPDATED} seconds, found {wire.updated}")
     try:
         ref = Ref(wire.label, SnapshotDigest(wire.snapshot), wire.updated)
     except InputInvalid as error:
-        raise RefCorrupt(f"{what}: {error}") from error
+        raise RefCorrupt.at(what, str(error)) from error
     if encode_ref(ref) != data:
-        raise RefCorrupt(f"{what}: not in canonical form")
+        raise RefCorrupt.at(what, _OTHER_FORM)
     return ref

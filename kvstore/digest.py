@@ -28,7 +28,7 @@ class Digest:
 
     def __post_init__(self) -> None:
         if type(self.raw) is not bytes or len(self.raw) != SIZE:
-            raise InputInvalid(f"a {type(self).__name__} is {SIZE} bytes, got {self.raw!r:.60}")
+            raise InputInvalid(f"{type(self).__name__}: expected {SIZE} bytes, found {self.raw!r:.60}")
 
     @property
     def hex(self) -> str:
@@ -39,7 +39,7 @@ class Digest:
         """From 64 lowercase hex digits, exactly."""
         if len(text) == 2 * SIZE and all(c in "0123456789abcdef" for c in text):
             return cls(bytes.fromhex(text))
-        raise InputInvalid(f"a {cls.__name__} is {2 * SIZE} lowercase hex digits, got {text!r:.80}")
+        raise InputInvalid(f"{cls.__name__}: expected {2 * SIZE} lowercase hex digits, found {text!r:.80}")
 
     def __str__(self) -> str:
         return self.hex

@@ -31,6 +31,7 @@ def examine(store: Path, cache: Path) -> list[Finding]:
         extra = purpose[purpose.index("[") :]
         found = f"missing {', '.join(lacking)}: pip install 'kvferry{extra}'" if lacking else "installed"
         findings.append({"what": purpose, "state": "note" if lacking else "ok", "found": found})
+    findings.append(_engine())
     findings.append(_store(store))
     bundles = sorted(p.name for p in (cache / "bundles").glob("*") if p.is_dir())
     findings.append(_finding("bundle cache", True, f"{cache / 'bundles'}: {', '.join(bundles) or 'empty'}"))
@@ -39,6 +40,17 @@ def examine(store: Path, cache: Path) -> list[Finding]:
 
 def _finding(what: str, good: bool, found: str) -> Finding:
     return {"what": what, "state": "ok" if good else "bad", "found": found}
+
+
+def _engine() -> Finding:
+    """What --engine auto means here; the runtime decides it, and also looks at the version of macOS."""
+    if sys.platform != "darwin":
+        return _finding("engine", True, "portable (Core ML is there on macOS only)")
+    routes = [name for name, module in (("PyObjC", "CoreML"), ("coremltools", "coremltools")) if _has(module)]
+    if routes:
+        return _finding("engine", True, f"coreml through {routes[0]}, on macOS 15 or newer; else portable")
+    found = "portable; for Core ML: pip install 'kvferry[runtime]'"
+    return {"what": "engine", "state": "note", "found": found}
 
 
 def _has(module: str) -> bool:

@@ -4,13 +4,13 @@ Missing, corrupt and unreachable are three families; only *missing* is a cache m
 expected, what was found and what to do next; ``details`` carries the same as values. All are picklable.
 
 Exit codes of the command line (``exit_code``): 1 other · 2 usage · 3 missing · 4 corrupt · 5 another model ·
-6 another format · 7 refused · 8 unreachable · 9 a continuation that differs.
+6 another format · 7 refused · 8 unreachable · 9 a continuation that differs · 130 interrupted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Self
 
 
 class KVError(Exception):
@@ -53,33 +53,85 @@ class StoreMissing(Missing):
 
 
 class Corrupt(KVError):
-    """Bytes that are not what their name says. Never a cache miss."""
+    """Bytes that are not what their name says. Never a cache miss. Made by `at`.
+
+    The message is what it is about, what was expected and found, and what to do; the first and the last stand in ``details`` as
+    ``what`` and ``todo``, so that whoever knows more than the reader of the bytes can say better (`told`).
+    """
 
     exit_code = 4
+    advice: ClassVar[str] = "`kvferry check` says what is affected."
+    """What to do in the store where it was found, as far as the reader of the bytes can know."""
+
+    @classmethod
+    def at(cls, what: str, found: str, *, todo: str | None = None, **details: Any) -> Self:
+        """``what``: the file, for people. ``found``: which field, what was expected there and what was found."""
+        todo = cls.advice if todo is None else todo
+        return cls(f"{what}: {found}. {todo}", what=what, todo=todo, **details)
+
+    @property
+    def found(self) -> str:
+        """The message without what it is about and what to do: a sentence."""
+        what, todo = self._parts
+        return self.message.removeprefix(f"{what}: ").removesuffix(f" {todo}")
+
+    @property
+    def _parts(self) -> tuple[str, str]:
+        return str(self.details.get("what", self.details.get("path", "store"))), str(
+            self.details.get("todo", self.advice)
+        )
+
+    def told(self, *, what: str | None = None, todo: str | None = None, **details: Any) -> Self:
+        """The same, about ``what`` and with the advice ``todo`` (as they were by default)."""
+        old_what, old_todo = self._parts
+        what, todo = what or old_what, old_todo if todo is None else todo
+        return type(self)(f"{what}: {self.found} {todo}", **{**self.details, **details, "what": what, "todo": todo})
 
 
 class ObjectCorrupt(Corrupt):
     """A KV object (one block of one group) fails its digest, header or length."""
 
+    advice = (
+        "`kvferry pull --verify REMOTE NAME` fetches it again, `kvferry prefill --no-reuse` with the same text computes it again; "
+        "`kvferry check` says whom it hurts."
+    )
+
 
 class SnapshotCorrupt(Corrupt):
     """A snapshot manifest fails its digest, header, limits or canonical form."""
+
+    advice = (
+        "`kvferry pull REMOTE NAME` fetches it again, `kvferry prefill --no-reuse` with the same text makes it again; "
+        "`kvferry check` says whom it hurts."
+    )
 
 
 class CoverageCorrupt(Corrupt):
     """A coverage file (``<digest>.cov``) fails its digest, header, limits or canonical form."""
 
+    advice = SnapshotCorrupt.advice
+
 
 class RefCorrupt(Corrupt):
     """A ref file fails its digest, header, limits or canonical form."""
 
+    advice = "`kvferry rm NAME` removes the name, and `kvferry prefill --name NAME` or `kvferry pull REMOTE NAME` gives it anew."
+
 
 class StoreCorrupt(Corrupt):
-    """``format.json`` is unreadable or not ours."""
+    """A store's own folder: ``format.json`` is not ours, it holds something else, or a link or folder stands in a file's place."""
+
+    advice = "Look at it with `ls -l`, then move it away."
 
 
 class FormatTooNew(KVError):
     """Written by a newer kvferry: a format version or a required feature that this one does not know."""
+
+    exit_code = 6
+
+
+class FormatTooOld(KVError):
+    """Written before the first release, in a format that is not read any more."""
 
     exit_code = 6
 

@@ -1,6 +1,6 @@
 """Files below a store's root: the durable write, reads that follow no symlink, and the locks.
 
-Every path is relative, made by us from digests (``objects/ab/cdef…``), never from a peer's text. Folders on the way
+Every path is relative, made by us from digests (``objects/a/bcde…``), never from a peer's text. Folders on the way
 are opened one by one without following symlinks.
 """
 
@@ -13,19 +13,16 @@ import os
 import secrets
 import stat
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Self
 
 from .errors import StoreBusy, StoreCorrupt
 
-_A = TypeVar("_A")
-_B = TypeVar("_B")
-WRITERS = 8
-"""Threads that write and sync at once; measured best for 32 to 64 files of about 1 MiB."""
+UNSETTLED = 64
+"""Files that are written and not yet synced, at most: each holds a descriptor."""
 
 CHUNK = 1 << 20
 """Bytes of a file that is read or written as a stream, at a time."""
@@ -57,20 +54,29 @@ class Root:
     @contextlib.contextmanager
     def folder(self, path: str) -> Iterator[int]:
         """A descriptor of the folder ``path`` ("" is the root); `StoreCorrupt` where a symlink or a file stands."""
-        fd = os.dup(self._fd)
+        fd = self._enter(path)
         try:
-            for part in path.split("/") if path else []:
-                try:
-                    inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-                except OSError as error:
-                    if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                        raise self._foreign(path, "a plain folder") from error
-                    raise
-                os.close(fd)
-                fd = inner
             yield fd
         finally:
             os.close(fd)
+
+    def _enter(self, path: str) -> int:
+        """As `folder`; the caller closes it."""
+        if not path:
+            return os.dup(self._fd)
+        fd = self._fd
+        for part in path.split("/"):
+            try:
+                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                    raise self._foreign(path, "a plain folder") from error
+                raise
+            finally:
+                if fd != self._fd:
+                    os.close(fd)
+            fd = inner
+        return fd
 
     def make_folder(self, path: str) -> None:
         """Creates one folder with mode 0700 unless it is there."""
@@ -78,21 +84,29 @@ class Root:
         with self.folder(parent) as fd, contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=fd)
 
+    def descriptor(self, path: str) -> int:
+        """A read descriptor of a regular file, to be closed by the caller; otherwise as `open`."""
+        parent, name = _split(path)
+        folder = self._enter(parent)
+        try:
+            # O_NONBLOCK: opening a pipe that somebody put there must not wait for its writer.
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # a symlink, a socket
+                raise self._foreign(path, "a plain file") from error
+            raise
+        finally:
+            os.close(folder)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise self._foreign(path, "a plain file")
+        return fd
+
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[int]:
         """A read descriptor of a regular file; `FileNotFoundError` where there is none, `StoreCorrupt` on anything else."""
-        parent, name = _split(path)
-        with self.folder(parent) as folder:
-            try:
-                # O_NONBLOCK: opening a pipe that somebody put there must not wait for its writer.
-                fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-            except OSError as error:
-                if error.errno in (errno.ELOOP, errno.ENXIO):  # a symlink, a socket
-                    raise self._foreign(path, "a plain file") from error
-                raise
+        fd = self.descriptor(path)
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise self._foreign(path, "a plain file")
             yield fd
         finally:
             os.close(fd)
@@ -104,29 +118,6 @@ class Root:
             f"Look at it with `ls -l`, then move it away.",
             path=str(where),
         )
-
-    @contextlib.contextmanager
-    def announced(self, paths: Sequence[str]) -> Iterator[None]:
-        """Tells the system, in a thread, that these files are about to be read whole. A hint: nothing is read here, no error is one."""
-
-        def advise() -> None:
-            for path in paths:
-                with contextlib.suppress(OSError):
-                    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._fd)
-                    try:
-                        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
-                    finally:
-                        os.close(fd)
-
-        if not hasattr(os, "posix_fadvise") or len(paths) < 3:
-            yield
-            return
-        thread = threading.Thread(target=advise)
-        thread.start()
-        try:
-            yield
-        finally:
-            thread.join()
 
     def read(self, path: str, limit: int) -> bytes:
         """The whole of a small file, at most ``limit`` bytes; one byte more tells the caller that it is longer."""
@@ -147,12 +138,13 @@ class Root:
 
     def size(self, path: str) -> int | None:
         """Bytes of the file, None where there is none (or a link, or no regular file)."""
-        parent, name = _split(path)
         try:
+            os.stat(path, dir_fd=self._fd, follow_symlinks=False)  # one call tells most of what is absent
+            parent, name = _split(path)
             with self.folder(parent) as fd:
                 found = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 return found.st_size if stat.S_ISREG(found.st_mode) else None
-        except (FileNotFoundError, StoreCorrupt):
+        except (FileNotFoundError, NotADirectoryError, StoreCorrupt):
             return None
 
     def mtime_ns(self, path: str) -> int:
@@ -170,14 +162,16 @@ class Root:
     def publish(self, batch: Sequence[Pending]) -> None:
         """Makes all of ``batch`` visible, durably, in its order; none is visible before all of it is synced.
 
-        Each file is written and synced in ``tmp/`` (4 at once), then renamed over its final path, then each distinct
+        All files are written in ``tmp/``, then synced, then renamed over their final paths, then each distinct
         folder is synced once. On an error nothing of it was renamed and the temporary files are gone, unless a rename or a
         folder sync itself failed: then some may be visible, complete, and the caller must not go on to the next stage.
         """
         names = [f"{os.getpid():x}-{secrets.token_hex(8)}" for _ in batch]
         with self.folder("tmp") as tmp:
             try:
-                parallel(lambda one: _write(tmp, one[0], one[1].parts), list(zip(names, batch, strict=True)), WRITERS)
+                with Unsettled() as unsettled:
+                    for name, pending in zip(names, batch, strict=True):
+                        unsettled.add(_create(tmp, name, pending.parts))
                 folders: dict[str, None] = {}
                 for name, pending in zip(names, batch, strict=True):
                     parent, final = _split(pending.path)
@@ -192,7 +186,7 @@ class Root:
         self.sync_all(folders)
 
     def create(self, path: str, parts: Sequence[Buffer]) -> int:
-        """Writes one new file and does not sync it: a descriptor for `settle`. On an error the file is gone."""
+        """Writes one new file and does not sync it: a descriptor for `Unsettled.add`. On an error the file is gone."""
         parent, name = _split(path)
         with self.folder(parent) as folder:
             try:
@@ -262,9 +256,9 @@ class Root:
             os.rmdir(name, dir_fd=fd)
 
     def sync_all(self, paths: Iterable[str]) -> None:
-        """Makes the entries of distinct folders durable, several at once: their disk flushes merge into a few."""
-        folders = list(paths)
-        parallel(self.sync, folders, 4)
+        """Makes the entries of distinct folders durable."""
+        for path in (folders := list(paths)):
+            self.sync(path)
         if folders and sys.platform == "darwin":
             self._full_sync()
 
@@ -333,19 +327,44 @@ class Root:
             os.close(fd)
 
 
-def parallel(work: Callable[[_A], _B], jobs: Sequence[_A], threads: int) -> list[_B]:
-    """``work`` of every job in order, ``threads`` at once; the first error is raised when the running ones have ended."""
-    if len(jobs) < 3:
-        return [work(job) for job in jobs]
-    from concurrent.futures import ThreadPoolExecutor
+class Unsettled:
+    """Files that are written and not yet synced. A context manager: when it ends without an error, all of them are synced.
 
-    with ThreadPoolExecutor(min(threads, len(jobs))) as pool:
-        futures = [pool.submit(work, job) for job in jobs]
+    The disk begins with a file as soon as it is added, and goes on while the next ones are hashed and written; the syncs at the end
+    find most of the work done. Measured with 64 files of 0.6 MB: a third of the time of syncing each as it comes, and less than with
+    threads that wait for the disk.
+    """
+
+    def __init__(self) -> None:
+        self._fds: list[int] = []
+
+    def add(self, fd: int) -> None:
+        """Takes over a descriptor that was written to. Syncs those before it where there are many."""
+        self._fds.append(fd)
+        _start_writing(fd)
+        if len(self._fds) >= UNSETTLED:
+            self.settle()
+
+    def settle(self) -> None:
+        """Syncs and closes all. After an fsync error the files are to be discarded, never synced again."""
+        while self._fds:
+            fd = self._fds.pop()
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            return [future.result() for future in futures]
+            if kind is None:
+                self.settle()
         finally:
-            for future in futures:
-                future.cancel()
+            for fd in self._fds:
+                os.close(fd)
+            self._fds.clear()
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -355,11 +374,12 @@ def _split(path: str) -> tuple[str, str]:
 
 def _write(folder: int, name: str, parts: Iterable[Buffer]) -> None:
     """Writes and syncs one new file."""
-    settle(_create(folder, name, parts))
+    with Unsettled() as unsettled:
+        unsettled.add(_create(folder, name, parts))
 
 
 def _create(folder: int, name: str, parts: Iterable[Buffer]) -> int:
-    """A descriptor of a new file, written and not synced; for `settle`."""
+    """A descriptor of a new file, written and not synced."""
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         # Parts that are there already go out many at a time; a stream is written as it comes.
@@ -372,12 +392,15 @@ def _create(folder: int, name: str, parts: Iterable[Buffer]) -> int:
     return fd
 
 
-def settle(fd: int) -> None:
-    """Syncs and closes. After an fsync error the file is to be discarded, never synced again."""
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _start_writing(fd: int) -> None:
+    """Has the disk begin to write what the file holds, and returns at once; nothing where the system has no such call.
+
+    Linux starts writing dirty pages when it is told that they will not be needed, and does not drop them for it. Only a hint: what makes the
+    file durable is the fsync later.
+    """
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _write_parts(fd: int, left: list[memoryview]) -> None:
@@ -387,3 +410,22 @@ def _write_parts(fd: int, left: list[memoryview]) -> None:
             written -= len(left.pop(0))
         if written:
             left[0] = left[0][written:]
+
+
+def read_ahead(fd: int) -> None:
+    """Has the disk begin to read the whole file, and returns at once; nothing where the system has no such call."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+def read_parts(fd: int, parts: Sequence[memoryview]) -> int:
+    """Fills writable byte views, one after the other, from the file's start. The bytes read: fewer than they hold at its end."""
+    left, total = [part for part in parts if len(part)], 0
+    while left and (count := os.preadv(fd, left[:_IOV], total)):
+        total += count
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if count:
+            left[0] = left[0][count:]
+    return total

@@ -24,6 +24,8 @@ REQUIRED = ("weights", "tokenizer")
 MAX_FIELDS = 256
 DEFAULT_NAMESPACE = "default"
 ABSENT = "(absent)"
+SHOWN = 100
+"""Characters of a differing value that a message shows."""
 
 Value = str | int | float | bool | bytes | None | tuple["Value", ...]
 
@@ -95,7 +97,7 @@ def require_same(expected: tuple[Identity, Layout], found: tuple[Identity, Layou
     ):
         if names == narrow_names:
             kind = narrow
-    lines = "; ".join(f"{name}: expected {_short(want)}, found {_short(got)}" for name, want, got in fields)
+    lines = "; ".join(f"{name}: {_difference(want, got)}" for name, want, got in fields)
     raise kind(
         f"{what} holds the KV of another model ({lines}). Use the bundle that it was made with, or prefill again.",
         fields=fields,
@@ -104,10 +106,15 @@ def require_same(expected: tuple[Identity, Layout], found: tuple[Identity, Layou
 
 def _layout_text(layout: Layout) -> str:
     return f"{layout.dtype} " + ", ".join(
-        f"{g.name} {len(g.layers)}x{g.kv_heads}x{g.head_dim} window {g.window}" for g in layout.groups
+        f"{g.name} {g.kv_heads}x{g.head_dim} window {g.window} layers {','.join(map(str, g.layers))}"
+        for g in layout.groups
     )
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else text[:97] + "..."
+def _difference(want: Any, got: Any) -> str:
+    """What was expected and what was found; of long values the place where they part, so that they never look alike."""
+    texts = repr(want), repr(got)
+    same = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+    start = max(0, same - SHOWN // 2) if max(map(len, texts)) > SHOWN else 0
+    shown = ("…" * (start > 0) + text[start : start + SHOWN] + "…" * (len(text) > start + SHOWN) for text in texts)
+    return "expected {}, found {}".format(*shown)

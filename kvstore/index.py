@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from .digest import SIZE, BlockId, Digest, PrefixKey, SnapshotDigest
-from .errors import Corrupt, FormatTooNew, InputInvalid, KVError, Missing, StoreBusy
+from .errors import Corrupt, FormatTooNew, InputInvalid, KVError, Missing, StoreBusy, StoreCorrupt
 from .items import Item, common_prefix, decode_items, encode_items
 from .layout import BLOCK, MAX_GROUPS, Run
 from .shelf import Shelf
@@ -38,6 +39,8 @@ _SURROUNDINGS = (
 _D = TypeVar("_D", bound=Digest)
 BUSY_SECONDS = 30.0
 """How long another process may hold the index for writing before this one gives up."""
+LEAST_FREE = 32 << 10
+"""Bytes that SQLite takes beside the database file before it does anything."""
 NEIGHBOURS = 32
 """Siblings looked at on each side of a query, at each depth, beyond the exact matches."""
 
@@ -351,5 +354,13 @@ def refusal(error: sqlite3.OperationalError, store: Path) -> KVError | OSError:
             f"{store}: another process wrote to the index for over {BUSY_SECONDS:g} s. Try again when it is done.",
             path=str(store),
         )
-    number = errno.ENOSPC if code == sqlite3.SQLITE_FULL else errno.EIO
-    return OSError(number, f"index: {error}", str(store / "index.sqlite"))
+    path = store / "index.sqlite"
+    if path.is_dir():
+        return StoreCorrupt.at(str(path), "expected a plain file, found a folder", path=str(path))
+    number = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}.get(code, errno.EIO)
+    try:  # SQLite says that it could not; the system says why
+        with path.open("r+b"):
+            number = errno.ENOSPC if shutil.disk_usage(store).free < LEAST_FREE else number
+    except OSError as why:
+        number = why.errno or number
+    return OSError(number, f"the index can't be opened or written: {error}, {os.strerror(number)}", str(path))

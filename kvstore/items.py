@@ -70,14 +70,14 @@ def _decode(data: bytes) -> Iterator[Item]:
     at = 0
     while at < len(data):
         if at + 4 > len(data):
-            raise InputInvalid(f"items: cut in the middle of an item at byte {at} of {len(data)}")
+            raise InputInvalid(f"items: expected 4 bytes of an item at byte {at}, found {len(data) - at}")
         (word,) = struct.unpack_from(">I", data, at)
         at += 4
         if word < _SOFT:
             yield word
             continue
         if at + SIZE > len(data):
-            raise InputInvalid(f"items: cut in the middle of a soft token at byte {at} of {len(data)}")
+            raise InputInvalid(f"items: expected {SIZE} bytes of a soft token at byte {at}, found {len(data) - at}")
         yield SoftToken(word - _SOFT, data[at : at + SIZE])
         at += SIZE
 

@@ -7,15 +7,18 @@ rows, then its V rows, each row-major ``[tokens, kv_heads * head_dim]``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgpack
 
 from .digest import LayoutDigest, layout_digest
 from .errors import InputInvalid
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 BLOCK = 64
 """Tokens in a block; fixed in format 1."""
@@ -60,20 +63,24 @@ class Layout:
             raise InputInvalid(f"groups: expected 1 to {MAX_GROUPS}, found {len(self.groups)}")
         layers = [i for g in self.groups for i in g.layers]
         if not layers or len(set(layers)) != len(layers) or not all(0 <= i < MAX_LAYERS for i in layers):
-            raise InputInvalid(f"layers: each of 0 to {MAX_LAYERS - 1} at most once and one at least, found {layers}")
+            raise InputInvalid(
+                f"layers: expected each of 0 to {MAX_LAYERS - 1} at most once and one at least, found {layers!r:.100}"
+            )
         if len({g.name for g in self.groups}) != len(self.groups):
-            raise InputInvalid(f"group names: expected distinct ones, found {[g.name for g in self.groups]}")
+            raise InputInvalid(f"group names: expected distinct ones, found {[g.name for g in self.groups]!r:.100}")
         for g in self.groups:
             if list(g.layers) != sorted(g.layers):
                 raise InputInvalid(f"group {g.name}: expected ascending layers, found {list(g.layers)}")
             if g.window is not None and (g.window < BLOCK or g.window % BLOCK):
-                raise InputInvalid(f"group {g.name}: window is a multiple of {BLOCK} tokens, found {g.window}")
+                raise InputInvalid(f"group {g.name}: window: expected a multiple of {BLOCK} tokens, found {g.window}")
             if not (1 <= g.kv_heads <= 1024 and 1 <= g.head_dim <= 65536):
-                raise InputInvalid(f"group {g.name}: kv_heads {g.kv_heads} or head_dim {g.head_dim} out of range")
+                raise InputInvalid(
+                    f"group {g.name}: kv_heads and head_dim: expected 1 to 1024 and 1 to 65536, found {g.kv_heads} and {g.head_dim}"
+                )
         for i, g in enumerate(self.groups):
             if not 0 < BLOCK * self.row_bytes(i) <= MAX_OBJECT:
                 raise InputInvalid(
-                    f"group {g.name}: a block is 1 to {MAX_OBJECT} bytes, found {BLOCK * self.row_bytes(i)}"
+                    f"group {g.name}: block: expected 1 to {MAX_OBJECT} bytes, found {BLOCK * self.row_bytes(i)}"
                 )
 
     def row_bytes(self, group: int) -> int:
@@ -105,6 +112,57 @@ class Rows(Protocol):
         long. The caller reads them (save) or writes them (load) before it returns and keeps none.
         """
         ...
+
+
+_HALF, _BYTES = ("e", "<e"), ("B", "b", "c")
+
+
+class ArrayRows:
+    """`Rows` over a K and a V buffer for each layer: numpy arrays, bytearrays, mapped files.
+
+    Each holds ``tokens`` rows, C-contiguous fp16 ``[tokens, kv_heads * head_dim]``, as fp16 elements or as bytes; axes may be split or have
+    length 1. They stay the caller's and are read and written in place, so `Store.load` needs writable ones. Raises `InputInvalid`, naming the
+    layer, for a missing or extra layer and a buffer of another kind or length.
+    """
+
+    def __init__(self, layout: Layout, layers: Mapping[int, tuple[Buffer, Buffer]]) -> None:
+        expected = sorted(i for g in layout.groups for i in g.layers)
+        if sorted(layers) != expected:
+            raise InputInvalid(f"layers: expected K and V of {expected} (the layout's), found {sorted(layers)}")
+        self.layout = layout
+        self._views: list[list[memoryview]] = []
+        self._strides: list[int] = []
+        counts: dict[int, str] = {}
+        for group in layout.groups:
+            stride = group.row_elements * ITEM_BYTES[layout.dtype]
+            views = [_bytes(layers[i][j], f"layer {i} {'KV'[j]}", stride) for i in group.layers for j in (0, 1)]
+            for at, view in enumerate(views):
+                counts.setdefault(len(view) // stride, f"layer {group.layers[at // 2]} {'KV'[at % 2]}")
+            self._views.append(views)
+            self._strides.append(stride)
+        if len(counts) != 1:
+            told = ", ".join(f"{n} in {where}" for n, where in sorted(counts.items()))
+            raise InputInvalid(f"rows: expected as many tokens in every buffer, found {told}")
+        (self.tokens,) = counts
+
+    def spans(self, group: int, start: int, stop: int) -> Sequence[memoryview]:
+        """See `Rows.spans`."""
+        if not 0 <= start <= stop <= self.tokens:
+            raise InputInvalid(f"rows: expected a range within 0 to {self.tokens}, found {start} to {stop}")
+        stride = self._strides[group]
+        return [view[start * stride : stop * stride] for view in self._views[group]]
+
+
+def _bytes(buffer: Buffer, where: str, stride: int) -> memoryview:
+    view = memoryview(buffer)
+    if view.format not in (*_HALF, *_BYTES):
+        raise InputInvalid(f"{where}: expected fp16 elements (format 'e') or bytes, found format {view.format!r}")
+    if not view.c_contiguous or not view.nbytes or view.nbytes % stride:
+        raise InputInvalid(
+            f"{where}: expected contiguous rows of {stride} bytes, found {view.nbytes} bytes of shape {view.shape}"
+            f"{'' if view.c_contiguous else ', not contiguous (copy it first)'}"
+        )
+    return view.cast("B")
 
 
 def blocks_of(tokens: int) -> int:

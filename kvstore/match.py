@@ -64,7 +64,7 @@ def match_items(
         whole, limit = False, asked - 1
         n, runs = usable_at(snapshot, coverage, limit)
     if n < limit:
-        reason = f"rows of windowed layers that continuing at {limit} reads are not in this store"
+        reason = f"rows that continuing at {limit} reads are not in this store"
     elif common < asked:
         reason = f"token {common} differs" if common < snapshot.tokens else f"the snapshot ends at {common} tokens"
     elif not whole:

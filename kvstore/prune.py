@@ -16,10 +16,12 @@ from functools import partial
 from typing import Any
 
 from .digest import ContentDigest, SnapshotDigest
+from .disk import below
 from .errors import Corrupt, SnapshotMissing, StoreBusy, StoreCorrupt
 from .files import Root
 from .index import Index
 from .objects import Objects
+from .plaintext import size_text
 from .records import Records
 from .store import Store
 from .usage import tree_bytes
@@ -77,9 +79,9 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [f"snapshot {d.digest.hex[:12]}  {d.tokens or 'unreadable,'} tokens" for d in self.snapshots]
-        lines += [f"leftover {path}  {n} bytes" for path, n in self.leftovers]
-        lines.append(f"{len(self.objects)} objects, {sum(n for _, n in self.objects)} bytes")
-        lines.append(f"{self.bytes} bytes to collect, {self.trash_bytes} bytes in the trash")
+        lines += [f"leftover {path}  {size_text(n)}" for path, n in self.leftovers]
+        lines.append(f"{len(self.objects):,} objects, {size_text(sum(n for _, n in self.objects))}")
+        lines.append(f"{size_text(self.bytes)} to collect, {size_text(self.trash_bytes)} in the trash")
         return "\n".join(lines)
 
 
@@ -157,10 +159,10 @@ def apply(store: Store, plan: Plan, progress: Progress | None = None) -> Pruned:
 def purge(store: Store, progress: Progress | None = None) -> int:
     """Deletes what lies in ``trash/``, in slices while no reader loads. Returns the bytes. `StoreBusy` if one loads for too long."""
     root, freed = store.shelf.root, 0
-    names = iter(root.names("trash"))
-    done = False
+    there = root.names("trash")
+    names, done = iter(there), not there
     while not done:
-        with root.lock("trash", exclusive=True):
+        with below(root.path), root.lock("trash", exclusive=True):
             end, sizes = time.monotonic() + SLICE, 0
             done = True
             for name in names:
@@ -174,7 +176,9 @@ def purge(store: Store, progress: Progress | None = None) -> int:
         if progress is not None:
             progress(sizes)
         time.sleep(0 if done else PAUSE)
-    root.sync("trash")
+    if there:
+        with below(root.path):
+            root.sync("trash")
     return freed
 
 
@@ -234,6 +238,7 @@ class _Work:
     def snapshots(self, queue: Iterator[Doomed]) -> Iterator[int]:
         """Bytes of each manifest and coverage moved. The ref lock keeps names from being given or moved meanwhile."""
         moved: list[Doomed] = []
+        begun: list[bool] = []
         entered: list[bool] = []
 
         def run(index: Index | None) -> None:
@@ -242,6 +247,7 @@ class _Work:
                     stack.enter_context(index.writing())
                 if not entered:  # an index found damaged is made anew and asked again, when the files are moved already
                     stack.enter_context(self._store.shelf.records.locked_snapshots())
+                    begun.append(True)
                     moved.extend(self._move_snapshots(queue))
                     entered.append(True)
                 if index is not None:
@@ -253,8 +259,10 @@ class _Work:
                 self._store.indexed(run)
             except (OSError, StoreBusy):
                 # A full disk, say. The folder's time tells the index later that it is behind.
-                if not entered:
+                if not begun:
                     run(None)
+                elif not entered:  # the files themselves: what was moved may not be durable, so nothing more may go
+                    raise
         yield from (doomed.bytes for doomed in moved)
 
     def _move_snapshots(self, queue: Iterator[Doomed]) -> Iterator[Doomed]:

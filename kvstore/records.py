@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
+import shlex
 import time
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -18,6 +20,7 @@ from .codec import (
     encode_snapshot,
 )
 from .digest import SnapshotDigest, label_file
+from .disk import below
 from .errors import (
     Corrupt,
     CoverageCorrupt,
@@ -41,11 +44,14 @@ def check_label(label: str) -> str:
     try:
         label.encode()
     except UnicodeEncodeError:
-        raise LabelInvalid(f"name {label!r}: expected valid Unicode, found a lone surrogate") from None
+        raise LabelInvalid(
+            f"name {label!r}: expected valid Unicode, found a lone surrogate. Choose another name."
+        ) from None
     nfc = unicodedata.normalize("NFC", label[: 8 * MAX_LABEL])
     if not 1 <= len(nfc) <= MAX_LABEL or nfc != nfc.strip() or not nfc.isprintable():
         raise LabelInvalid(
-            f"name {label!r:.80}: expected 1 to {MAX_LABEL} printable characters without spaces at the ends"
+            f"name {label!r:.80}: expected 1 to {MAX_LABEL} printable characters without spaces at the ends, found "
+            f"something else. Choose another name."
         )
     return nfc
 
@@ -69,11 +75,12 @@ class Records:
 
     def snapshot(self, digest: SnapshotDigest) -> Snapshot:
         """`SnapshotMissing`, `SnapshotCorrupt`, `FormatTooNew`."""
-        data = self._read(SnapshotCorrupt, f"snapshots/{digest}", f"trash/{digest}.snapshot")
+        data = self._read(SnapshotCorrupt, f"snapshot {digest}", f"snapshots/{digest}", f"trash/{digest}.snapshot")
         if data is not None:
             return decode_snapshot(data, digest)
         raise SnapshotMissing(
-            f"snapshot {digest} is not in {self._root.path}. Pull it again from a remote that has it.",
+            f"snapshot {digest}: expected its manifest in {self._root.path}, found none. `kvferry pull REMOTE NAME` fetches it from a "
+            f"remote that has it; `kvferry rm` removes a name that stands for it.",
             digest=digest.hex,
         )
 
@@ -83,10 +90,10 @@ class Records:
 
     def _coverage(self, digest: SnapshotDigest, snapshot: Snapshot, *paths: str) -> Coverage:
         groups, blocks = len(snapshot.layout.groups), len(snapshot.blocks)
-        data = self._read(CoverageCorrupt, *paths)
+        data = self._read(CoverageCorrupt, f"coverage of {digest}", *paths)
         return Coverage(digest, ((),) * groups) if data is None else decode_coverage(data, digest, groups, blocks)
 
-    def _read(self, corrupt: type[Corrupt], *paths: str) -> bytes | None:
+    def _read(self, corrupt: type[Corrupt], what: str, *paths: str) -> bytes | None:
         """The first of ``paths`` that is there; a collector may have moved a file to the next since it was looked for."""
         for path in paths:
             try:
@@ -94,7 +101,7 @@ class Records:
             except FileNotFoundError:
                 continue
             except StoreCorrupt as error:
-                raise corrupt(str(error), path=path) from error
+                raise corrupt.at(what, error.found.rstrip("."), path=path) from error
         return None
 
     def put_snapshot(self, snapshot: Snapshot, coverage: Coverage) -> Coverage:
@@ -122,7 +129,7 @@ class Records:
     @contextlib.contextmanager
     def locked_snapshots(self) -> Iterator[None]:
         """One writer of manifests and coverage at a time."""
-        with self._root.lock("snapshots", exclusive=True):
+        with below(self._root.path), self._root.lock("snapshots", exclusive=True):
             yield
 
     # refs
@@ -143,23 +150,54 @@ class Records:
         return self._ref(file)
 
     def ref(self, label: str) -> Ref | None:
-        return self._ref(label_file(check_label(label)))
+        """What a name stands for; None where there is no such name. `RefCorrupt`, `FormatTooNew`."""
+        nfc = check_label(label)
+        try:
+            return self._ref(label_file(nfc))
+        except RefCorrupt as error:
+            quoted = shlex.quote(nfc)
+            raise error.told(
+                what=f"name {nfc!r}: ref file refs/{label_file(nfc)}",
+                todo=f"Nobody knows what it stood for. `kvferry rm {quoted}` removes it; `kvferry prefill --name {quoted}` or `kvferry pull "
+                f"REMOTE {quoted}` gives the name anew.",
+                label=nfc,
+            ) from error
+
+    def standing(self, label: str) -> SnapshotDigest | None:
+        """Where a name stands, for `move_ref`: None where it is absent or damaged, and so stands for nothing. `FormatTooNew`."""
+        with contextlib.suppress(RefCorrupt):
+            ref = self.ref(label)
+            return None if ref is None else ref.snapshot
+        return None
+
+    def damage(self, label: str) -> RefCorrupt | None:
+        """What is wrong with the ref of a name; None where nothing is."""
+        try:
+            self.ref(label)
+        except RefCorrupt as error:
+            return error
+        return None
 
     def _ref(self, name: str) -> Ref | None:
-        data = self._read(RefCorrupt, f"refs/{name}")
-        if data is None:
-            return None
-        ref = decode_ref(data, f"ref file refs/{name}")
-        if label_file(ref.label) != name or not _is_label(ref.label):
-            raise RefCorrupt(
-                f"ref file refs/{name}: label: expected one with this file name, found {ref.label!r:.80}", file=name
-            )
+        try:
+            data = self._read(RefCorrupt, f"ref file refs/{name}", f"refs/{name}")
+            if data is None:
+                return None
+            ref = decode_ref(data, f"ref file refs/{name}")
+            if label_file(ref.label) != name or not _is_label(ref.label):
+                found = f"label: expected one with this file name, found {ref.label!r:.80}"
+                raise RefCorrupt.at(f"ref file refs/{name}", found)
+        except RefCorrupt as error:
+            raise error.told(
+                todo=f"Its label is lost with it: `kvferry rm refs/{name}` removes it, then give the name again.",
+                file=name,
+            ) from error
         return ref
 
     @contextlib.contextmanager
     def locked_refs(self) -> Iterator[None]:
         """No name is given, moved or removed meanwhile."""
-        with self._root.lock("refs", exclusive=True):
+        with below(self._root.path), self._root.lock("refs", exclusive=True):
             yield
 
     def readable_refs(self) -> Iterator[Ref]:
@@ -171,17 +209,17 @@ class Records:
                     yield ref
 
     def move_ref(self, label: str, expect: SnapshotDigest | None, target: SnapshotDigest | None) -> None:
-        """Compare-and-swap: sets ``label`` to ``target`` (None removes it) if it is at ``expect`` (None: absent).
+        """Compare-and-swap: sets ``label`` to ``target`` (None removes it) if it is at ``expect`` (None: absent, or damaged).
 
-        `RefConflict` when it is not, or when another label differs from this one by case only; `SnapshotMissing` when the
-        manifest is not here (a collector holds the same lock when it takes one, so a name never points at nothing).
+        Success too when somebody else has set it to ``target`` meanwhile. `RefConflict` when it stands elsewhere, or when another
+        label differs from this one by case only; `SnapshotMissing` when the manifest is not here (a collector holds the same lock
+        when it takes one, so a name never points at nothing).
         """
         nfc = check_label(label)
         path = f"refs/{label_file(nfc)}"
         with self.locked_refs():
-            ref = self.ref(nfc)
-            now = None if ref is None else ref.snapshot
-            if now != expect:
+            now = self.standing(nfc)
+            if now != expect and (target is None or now != target):
                 raise RefConflict(
                     f"name {nfc!r}: expected {expect or 'no snapshot'}, found {now or 'none'}: it was moved by somebody else "
                     f"in the meantime. Look with `kvferry show`, then try again.",
@@ -190,15 +228,62 @@ class Records:
             if target is None:
                 if now is not None:
                     self._root.remove(path)
+                elif self.damage(nfc) is not None:
+                    self._clear(path)
                 return
             if not self.has_snapshot(target):
                 raise SnapshotMissing(
-                    f"name {nfc!r}: snapshot {target} is not in {self._root.path}. Pull or save it again.",
+                    f"name {nfc!r}: expected the manifest of snapshot {target} in {self._root.path}, found none. Pull or save it again.",
                     digest=target.hex,
                 )
             if now is None:
                 _clash(self.readable_refs(), nfc)
-            self._root.publish([Pending(path, [encode_ref(Ref(nfc, target, int(time.time())))])])
+            self._give(Ref(nfc, target, int(time.time())))
+
+    def _give(self, ref: Ref) -> None:
+        path = f"refs/{label_file(ref.label)}"
+        if self.damage(ref.label) is not None:
+            self._clear(path)
+        self._root.publish([Pending(path, [encode_ref(ref)])])
+
+    def _clear(self, path: str) -> None:
+        """Takes away what stands at the place of a ref, durably. A folder goes to the trash with what somebody put in it."""
+        try:
+            self._root.remove(path)
+        except (IsADirectoryError, PermissionError):  # what Linux and macOS say of a folder
+            self._root.rename(path, f"trash/ref-{secrets.token_hex(8)}")
+
+    def remove(self, labels: Iterable[str]) -> list[tuple[str, SnapshotDigest | None]]:
+        """Removes names: all of them, or none where one is not here (`SnapshotMissing`). Returns what each stood for.
+
+        That is None for a damaged one. If nobody knows its label either, ``refs/<64 hex digits>``, the file, stands for it.
+        """
+        found: dict[str, SnapshotDigest | None] = {}
+        for label in map(check_label, labels):
+            found[label] = self.standing(label)
+            if found[label] is None and self.damage(label) is None and not self._is_damaged_file(label):
+                raise SnapshotMissing(
+                    f"no snapshot named {label!r} in {self._root.path}; nothing was removed. `kvferry ls` lists them.",
+                    label=label,
+                )
+        for label, snapshot in found.items():
+            if snapshot is None and self._is_damaged_file(label):
+                with self.locked_refs():
+                    if self._is_damaged_file(label):
+                        self._clear(label)
+            else:
+                self.move_ref(label, snapshot, None)
+        return list(found.items())
+
+    def _is_damaged_file(self, path: str) -> bool:
+        folder, _, name = path.partition("/")
+        if folder != "refs" or len(name) != 64 or set(name) - set("0123456789abcdef"):
+            return False
+        try:
+            self._ref(name)
+        except RefCorrupt:
+            return True
+        return False
 
     def rename_ref(self, label: str, to: str) -> Ref:
         """Gives a snapshot another name; a crash in between leaves both. `SnapshotMissing`, `RefConflict`."""
@@ -211,7 +296,7 @@ class Records:
                 return ref
             _clash((r for r in self.readable_refs() if r.label != old), new)
             moved = Ref(new, ref.snapshot, int(time.time()))
-            self._root.publish([Pending(f"refs/{label_file(new)}", [encode_ref(moved)])])
+            self._give(moved)
             self._root.remove(f"refs/{label_file(old)}")
             return moved
 

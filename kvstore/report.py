@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from .errors import Corrupt, FormatTooNew, KVError, Missing
+from .layout import BLOCK
+from .plaintext import labelled, short, size_text, table
 from .shelf import Shelf
 from .snapshot import Coverage, Snapshot, trimmed, whole
 from .store import Store
@@ -59,6 +62,28 @@ def listing(shelf: Shelf) -> tuple[list[dict[str, Any]], list[KVError]]:
     return sorted(rows, key=lambda row: str(row["name"])), damage
 
 
+def listing_text(rows: Sequence[Mapping[str, Any]], width: int | None) -> str:
+    """`listing` for people, times to the minute; nothing where there is no name. ``width``: as `plaintext.table` has it."""
+    columns = ("name", "tokens", "kept", "size", "model", "updated", "snapshot")
+    cells = [
+        (
+            r["name"],
+            r["tokens"],
+            r["kept"],
+            size_text(r["bytes"]),
+            r["model"],
+            _minute(r["updated"]),
+            r["snapshot"][:12],
+        )
+        for r in rows
+    ]
+    return table(cells, columns, width, right=("size",)) if cells else ""
+
+
+def _minute(moment: str) -> str:
+    return moment[:16].replace("T", " ")
+
+
 def describe(store: Store, name: str) -> dict[str, Any]:
     """One snapshot whole. `SnapshotMissing`."""
     digest = store.resolve(name)
@@ -94,6 +119,42 @@ def describe(store: Store, name: str) -> dict[str, Any]:
     }
 
 
+def description_text(value: Mapping[str, Any], width: int) -> str:
+    """`describe` for people: digests of the identity shortened, long lists counted."""
+    blocks, receipt, pending = value["blocks"], value["receipt"], value["pending"]
+    about = [
+        ("snapshot", value["snapshot"]),
+        ("model", value["model"] or "not said"),
+        ("namespace", value["namespace"]),
+        ("tokens", f"{value['tokens']:,}, in {blocks:,} block{'' if blocks == 1 else 's'} of {BLOCK}"),
+        (
+            "kept",
+            f"{value['kept']}: {size_text(value['bytes'])} here, {size_text(value['kv_bytes_per_token'])} a token",
+        ),
+        ("next token", "none chosen" if pending is None else f"{pending}, chosen and not fed"),
+        ("receipt", f"{len(receipt['tokens'])} tokens, finish: {receipt['finish']}" if receipt else "none"),
+        ("begins with", short(value["first_tokens"], 16) or ""),
+    ]
+    groups = [
+        (g["name"], g["layers"], g["kv_heads"], g["head_dim"], g["window"] or "all", _here(g["blocks_here"], blocks))
+        for g in value["groups"]
+    ]
+    header = ("group", "layers", "KV heads", "head size", "window", "blocks here")
+    made = list(dict.fromkeys(name for lineage in value["lineages"] for name in lineage))
+    makers = [(m, " | ".join(dict.fromkeys(str(one.get(m, "not said")) for one in value["lineages"]))) for m in made]
+    identity = [(name, text) for name, field in value["identity"].items() if (text := short(field)) is not None]
+    parts = [value["name"], labelled(about, width, "  "), "", table(groups, header)]
+    parts += ["", "computed by", labelled(makers, width, "  "), "", "identity", labelled(identity, width, "  ")]
+    return "\n".join(parts)
+
+
+def _here(runs: Sequence[Sequence[int]], blocks: int) -> str:
+    if [list(run) for run in runs] == [[0, blocks]]:
+        return f"all {blocks:,}"
+    told = ", ".join(str(a) if z - a == 1 else f"{a} to {z - 1}" for a, z in runs)
+    return f"{told or 'none'} of 0 to {blocks - 1}"
+
+
 def _readable(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
@@ -103,4 +164,4 @@ def _readable(value: Any) -> Any:
 
 
 def _when(seconds: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    return datetime.fromtimestamp(seconds).astimezone().isoformat()

@@ -9,14 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from .errors import FormatTooNew, StoreCorrupt, StoreMissing
+from .disk import below
+from .errors import FormatTooNew, FormatTooOld, StoreCorrupt, StoreMissing
 from .files import Pending, Root
 from .objects import Objects
 from .records import Records
 
-FORMAT = 1
+FORMAT = 2
 FEATURES: tuple[str, ...] = ()
-"""Required features that this version knows, beyond format 1 itself."""
+"""Required features that this version knows, beyond format 2 itself."""
+
+_FORMAT_LINE = json.dumps({"format": FORMAT, "features": list(FEATURES)})
+_RESTORE_FORMAT = (
+    "If a kvferry of this version made the store, write that line into it; else give another folder with --store."
+)
 
 FOLDERS = ("objects", "snapshots", "refs", "tmp", "quarantine", "trash")
 
@@ -34,12 +40,31 @@ class Shelf:
     def open(cls, path: Path, *, create: bool = True) -> Self:
         """Opens the store at ``path``; makes an empty one where nothing (or an empty folder) is, if ``create``.
 
-        `StoreMissing`, `StoreCorrupt` (``format.json`` is not ours, or the folder holds something else), `FormatTooNew`.
+        `StoreMissing` (nothing is there, or an empty folder), `StoreCorrupt` (a file, a folder that holds something else, a store
+        whose ``format.json`` is lost or not ours), `FormatTooNew`, `OSError`.
         """
-        if create and not path.is_file() and not os.path.lexists(path / "format.json"):
+        with below(path):
+            return cls._open(path, create)
+
+    @classmethod
+    def _open(cls, path: Path, create: bool) -> Self:
+        if os.path.lexists(path) and not path.is_dir():
+            raise StoreCorrupt.at(
+                str(path),
+                "store: expected a folder, found something else",
+                todo="Give another folder with --store.",
+                path=str(path),
+            )
+        if not os.path.lexists(path / "format.json"):
+            if path.is_dir():
+                _require_unused(path)
+            if not create:
+                found = "an empty folder" if path.is_dir() else "nothing"
+                raise StoreMissing(
+                    f"no store at {path}: expected its format.json, found {found}. `kvferry prefill` and `kvferry pull` make a store.",
+                    path=str(path),
+                )
             _create(path)
-        if not path.is_dir():
-            raise StoreMissing(f"no store at {path}. `kvferry prefill` and `kvferry pull` make one.", path=str(path))
         shelf = cls(path)
         try:
             shelf._check_format()
@@ -54,46 +79,50 @@ class Shelf:
         where = self.path / "format.json"
         try:
             value: Any = json.loads(self.root.read("format.json", 1 << 16))
-        except FileNotFoundError:
-            raise StoreMissing(
-                f"no store at {self.path}: it has no format.json. Give the folder of a kvferry store with --store.",
-                path=str(self.path),
-            ) from None
         except (ValueError, RecursionError) as error:
-            raise StoreCorrupt(
-                f'{where}: expected {{"format": {FORMAT}, "features": []}}, found {error}. Write that line into it if '
-                f"the folder is a kvferry store.",
-                path=str(where),
-            ) from error
-        match value:
-            case {"format": int(version), "features": list(features)} if all(isinstance(f, str) for f in features):
-                if version > FORMAT:
-                    raise FormatTooNew(
-                        f"{where}: this kvferry reads stores up to format {FORMAT}, found format {version}. "
-                        f"Nothing was changed; upgrade kvferry to open it.",
-                        supported=FORMAT,
-                        found=version,
-                    )
-                unknown = sorted(set(features) - set(FEATURES))
-                if unknown:
-                    raise FormatTooNew(
-                        f"{where}: requires the features {unknown}, which this kvferry does not know. "
-                        f"Nothing was changed; upgrade kvferry to open it.",
-                        features=unknown,
-                    )
-                if version == FORMAT:
-                    return
-        raise StoreCorrupt(f"{where}: expected format {FORMAT} and a list of features, found {value!r:.100}")
+            raise self._bad_format(f"something else ({error})") from error
+        version = value.get("format") if isinstance(value, dict) else None
+        if type(version) is not int or version < 1:  # true is no version
+            raise self._bad_format(f"{value!r:.100}")
+        if version > FORMAT:  # what else stands there is for its own version to judge
+            raise FormatTooNew(
+                f"{where}: this kvferry reads stores up to format {FORMAT}, found format {version}. "
+                f"Nothing was changed; upgrade kvferry to open it.",
+                supported=FORMAT,
+                found=version,
+            )
+        if version < FORMAT:
+            raise FormatTooOld(
+                f"{where}: expected format {FORMAT}, found format {version}, which no release wrote. "
+                f"Give another folder with --store and prefill again; nothing was changed.",
+                supported=FORMAT,
+                found=version,
+            )
+        features = value.get("features")
+        if not isinstance(features, list) or not all(isinstance(f, str) for f in features):
+            raise self._bad_format(f"{value!r:.100}")
+        unknown = sorted(set(features) - set(FEATURES))
+        if unknown:
+            raise FormatTooNew(
+                f"{where}: this kvferry knows the features {list(FEATURES)}, found {unknown}, which a reader must know. "
+                f"Nothing was changed; upgrade kvferry to open it.",
+                features=unknown,
+            )
+
+    def _bad_format(self, found: str) -> StoreCorrupt:
+        where = str(self.path / "format.json")
+        return StoreCorrupt.at(where, f"expected {_FORMAT_LINE}, found {found}", todo=_RESTORE_FORMAT, path=where)
 
     def _complete(self) -> None:
         """Puts back empty folders that a copy of the store left out."""
-        if not {*FOLDERS, "lock"} <= set(self.root.names("")) or len(self.root.names("objects")) < 256:
+        if not {*FOLDERS, "lock"} <= set(self.root.names("")) or len(self.root.names("objects")) < 16:
             _lay_out(self.root)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Held by a reader while it loads: what a collector moved to ``trash/`` is not deleted meanwhile."""
         with contextlib.ExitStack() as stack:
+            stack.enter_context(below(self.path))
             with contextlib.suppress(FileNotFoundError):  # a store that was copied without its empty folders
                 stack.enter_context(self.root.lock("trash", exclusive=False))
             yield
@@ -101,13 +130,13 @@ class Shelf:
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
         """Held from the first dedupe check to the ref: no collector runs meanwhile."""
-        with self.root.lock("lock", exclusive=False):
+        with below(self.path), self.root.lock("lock", exclusive=False):
             yield
 
     @contextlib.contextmanager
     def exclusive(self, seconds: float = 30.0) -> Iterator[None]:
         """Held by a collector, in short slices: no saver or puller runs meanwhile."""
-        with self.root.lock("lock", exclusive=True, seconds=seconds):
+        with below(self.path), self.root.lock("lock", exclusive=True, seconds=seconds):
             yield
 
     def close(self) -> None:
@@ -124,29 +153,47 @@ def _create(path: Path) -> None:
     """Lays out an empty store; safe to run twice and at once, complete only when ``format.json`` is there."""
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ours = {*FOLDERS, "lock", "format.json", "index.sqlite", "index.sqlite-wal", "index.sqlite-shm"}
-    foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
-    if foreign:
-        raise StoreCorrupt(
-            f"{path}: expected a kvferry store or an empty folder, found {foreign[:5]}. Give another folder with --store.",
-            path=str(path),
-        )
     root = Root(path)
     try:
         _lay_out(root)
-        value = {"format": FORMAT, "features": list(FEATURES)}
-        root.publish([Pending("format.json", [json.dumps(value).encode() + b"\n"])])
+        root.publish([Pending("format.json", [_FORMAT_LINE.encode() + b"\n"])])
     finally:
         root.close()
     for folder in made:  # the entry of every folder just made, in the folder above it
         _sync_folder(folder.parent)
 
 
+def _require_unused(path: Path) -> None:
+    """Raises `StoreCorrupt` unless a folder without ``format.json`` is empty, or what an interrupted `_create` left."""
+    ours = {*FOLDERS, "lock", "format.json", "index.sqlite", "index.sqlite-wal", "index.sqlite-shm"}
+    found = sorted(entry.name for entry in path.iterdir())
+    if foreign := [name for name in found if name not in ours]:
+        raise StoreCorrupt.at(
+            str(path),
+            f"expected a kvferry store or an empty folder, found {foreign[:5]} and no format.json",
+            todo="Nothing was changed; give another folder with --store.",
+            path=str(path),
+            foreign=foreign[:5],
+        )
+    if os.path.lexists(path / "format.json"):  # another process has just made it
+        return
+    used = [f for f in FOLDERS if f not in ("tmp", "objects") and f in found and any((path / f).iterdir())]
+    if "objects" in found and any(any(fan.iterdir()) for fan in (path / "objects").iterdir() if fan.is_dir()):
+        used.append("objects")
+    if used:
+        raise StoreCorrupt.at(
+            str(path),
+            f"format.json: expected {_FORMAT_LINE}, found no such file beside {', '.join(sorted(used))} that are in use",
+            todo=_RESTORE_FORMAT,
+            path=str(path),
+        )
+
+
 def _lay_out(root: Root) -> None:
     for folder in FOLDERS:
         root.make_folder(folder)
-    for fan in range(256):
-        root.make_folder(f"objects/{fan:02x}")
+    for fan in "0123456789abcdef":
+        root.make_folder(f"objects/{fan}")
     with root.folder("") as fd:
         os.close(os.open("lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd))
     root.sync("objects")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -90,15 +90,20 @@ class Snapshot:
             )
         check_namespace(self.namespace)
         if len(self.lineage) != len(self.blocks) or any(i not in range(len(self.lineages)) for i in self.lineage):
-            raise InputInvalid("lineage: expected one index into the lineage table for each block")
+            raise InputInvalid(
+                f"lineage: expected an index below {len(self.lineages)} for each of {len(self.blocks)} blocks, found "
+                f"{self.lineage!r:.100}"
+            )
         if (self.pending is None) != (self.head is None):
-            raise InputInvalid("pending: expected a pending token together with the head that chose it")
+            raise InputInvalid(
+                f"pending: expected a pending token together with the head that chose it, found {self.pending} and {self.head!r:.80}"
+            )
         if self.pending is not None and not 0 <= self.pending <= MAX_ID:
             raise InputInvalid(f"pending: expected a token id of 0 to {MAX_ID}, found {self.pending}")
         if self.receipt is not None:
             told = self.receipt
             if self.pending is None:
-                raise InputInvalid("receipt: expected a pending token beside it")
+                raise InputInvalid("receipt: expected a pending token beside it, found none")
             if not len(told.tokens) <= told.asked <= MAX_TOKENS or any(not 0 <= t <= MAX_ID for t in told.tokens):
                 raise InputInvalid(f"receipt: expected at most {told.asked} token ids of 0 to {MAX_ID}, found others")
 
@@ -145,6 +150,11 @@ class Coverage:
     def blocks(self, group: int) -> Iterator[int]:
         for a, b in self.runs[group]:
             yield from range(a, b)
+
+    def without(self, places: Set[tuple[int, int]]) -> Coverage:
+        """All but these (block, group) objects."""
+        left = [runs_of({b for b in self.blocks(g) if (b, g) not in places}) for g in range(len(self.runs))]
+        return Coverage(self.snapshot, tuple(left))
 
     def union(self, other: Coverage) -> Coverage:
         assert self.snapshot == other.snapshot

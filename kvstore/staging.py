@@ -1,7 +1,7 @@
-"""The objects of a save: hashed, and the new ones written and synced out of sight, several at once; then made visible together.
+"""The objects of a save: hashed, and the new ones written and synced out of sight; then made visible together.
 
-One pass a block and group hashes the rows, asks whether the store has that content, and if not writes it in ``tmp/``; other threads
-sync meanwhile. `publish` renames.
+One pass a block and group hashes the rows, asks whether the store has that content, and if not writes it in ``tmp/``, where the disk
+begins with it; at the end all are synced. `publish` renames.
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Sequence
+import threading
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Self
 
 from .codec import HEADER, object_header
 from .digest import ContentDigest, content_digest
 from .errors import InputInvalid
-from .files import Root, settle
+from .files import Root, Unsettled
 from .objects import Objects
-
-SYNCERS = 8
-"""Threads that wait for the disk; it takes several flushes together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,46 +52,16 @@ class Staging:
         A file of another length is not the object (somebody cut it): it is written again. `InputInvalid` where rows are not what
         their known name says.
         """
-        from concurrent.futures import Future, ThreadPoolExecutor
-
-        syncs: list[Future[None]] = []
-        with ThreadPoolExecutor(SYNCERS) as syncing:
-
-            def stage(rows: Rows) -> ContentDigest:
-                name, fd = self._write(rows)
-                if fd is not None:
-                    syncs.append(syncing.submit(settle, fd))
-                return name
-
-            names = [stage(rows) for rows in batch]
-            for sync in syncs:
-                sync.result()
+        names: list[ContentDigest] = []
+        with Unsettled() as unsettled, contextlib.closing(_hashed_ahead(batch)) as hashed:
+            for rows, name in zip(batch, hashed, strict=True):
+                names.append(name)
+                length = sum(part.nbytes for part in rows.parts)
+                if name not in self._files and self._objects.size(name) != HEADER + length:
+                    path = f"tmp/{os.getpid():x}-{secrets.token_hex(8)}"
+                    unsettled.add(self._root.create(path, [object_header(name, length), *rows.parts]))
+                    self._files[name] = (path, HEADER + length)
         return names
-
-    def _write(self, rows: Rows) -> tuple[ContentDigest, int | None]:
-        """The name, and a descriptor to be settled if the object was new."""
-        content = b"".join(
-            rows.parts
-        )  # one call to hash, one to write: many small ones would fight for the interpreter
-        name = content_digest([content])
-        if rows.name not in (None, name):
-            raise InputInvalid(
-                f"known: expected the content digest of the rows, {name}, found {rows.name}. Pass only digests of blocks "
-                f"that are unchanged since they were loaded or saved.",
-                name=str(rows.name),
-            )
-        length = len(content)
-        path = f"tmp/{os.getpid():x}-{secrets.token_hex(8)}"
-        if (
-            self._objects.size(name) == HEADER + length
-            or self._files.setdefault(name, (path, HEADER + length))[0] != path
-        ):
-            return name, None  # here already, or the same content in another block
-        try:
-            return name, self._root.create(path, [object_header(name, length), content])
-        except BaseException:
-            del self._files[name]
-            raise
 
     def has(self, name: ContentDigest) -> bool:
         """Whether the object was new and waits to be published."""
@@ -103,3 +72,41 @@ class Staging:
         chosen = sorted(name for name in names if name in self._files)
         self._root.move([(self._files[name][0], Objects.path(name)) for name in chosen])
         return len(chosen), sum(self._files.pop(name)[1] for name in chosen)
+
+
+def _hashed_ahead(batch: Sequence[Rows]) -> Generator[ContentDigest, None, None]:
+    """The name of each, in order. A thread hashes the next ones while the caller writes: neither needs the interpreter meanwhile."""
+    found: SimpleQueue[ContentDigest | BaseException] = SimpleQueue()
+    unwanted = threading.Event()
+
+    def run() -> None:
+        try:
+            for rows in batch:
+                if unwanted.is_set():
+                    return
+                found.put(_verified(rows))
+        except BaseException as error:
+            found.put(error)
+
+    thread = threading.Thread(target=run, name="kvferry-hash")
+    thread.start()
+    try:
+        for _ in batch:
+            got = found.get()
+            if isinstance(got, BaseException):
+                raise got
+            yield got
+    finally:
+        unwanted.set()
+        thread.join()
+
+
+def _verified(rows: Rows) -> ContentDigest:
+    name = content_digest(rows.parts)
+    if rows.name not in (None, name):
+        raise InputInvalid(
+            f"known: expected the content digest of the rows, {name}, found {rows.name}. Pass only digests of blocks "
+            f"that are unchanged since they were loaded or saved.",
+            name=str(rows.name),
+        )
+    return name

@@ -13,13 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
-from .codec import HEADER, encode_snapshot
+from .codec import HEADER, encode_snapshot, object_header
 from .digest import ContentDigest, SnapshotDigest, root_key
-from .errors import InputInvalid, NotCovered, SnapshotMissing
+from .disk import below
+from .errors import InputInvalid, ObjectCorrupt, ObjectMissing, SnapshotMissing
+from .files import Buffer, Pending
 from .identity import Identity
 from .index import Index, damaged, refusal
 from .items import Item
 from .layout import BLOCK, Layout, Rows, block_span, blocks_of
+from .loss import lost_object, not_covered
 from .match import Match, match_items
 from .objects import Objects
 from .search import Behind, Query, search
@@ -91,18 +94,18 @@ class Store:
     ) -> Saved:
         """Publishes the KV of ``items`` durably, under ``name`` if given (moving the name if it is taken).
 
-        ``rows`` holds rows ``[covered[g], len(items))`` of each group g (all by default); it is only read. ``lineage`` says
-        per block who computed it. ``known`` are the contents of leading full blocks that are unchanged since they were
+        ``rows`` holds rows ``[covered[g], len(items))`` of each group g (all by default); they are only read, and
+        nobody may write to them meanwhile. ``lineage`` says per block who computed it. ``known`` are the contents of leading full blocks that are unchanged since they were
         loaded or saved: they are neither hashed nor written again where the store has them, and only they may lie below
-        ``covered``. When it returns the snapshot survives power loss; when it raises no reader sees a part of one: the name
+        ``covered``. Of the others, an object that is here already is read, and written again if it is damaged; so is a damaged
+        ref of the name. When it returns the snapshot survives power loss; when it raises no reader sees a part of one: the name
         is where it was, and at most the whole snapshot is here as unnamed cache.
         """
         first = tuple(covered) if covered is not None else (0,) * len(layout.groups)
         expect = None
         with self.shelf.shared(), Staging(self.shelf.root) as staging:
             if name is not None:
-                ref = self.shelf.records.ref(name)
-                expect = None if ref is None else ref.snapshot
+                expect = self.shelf.records.standing(name)
             contents = self._contents(layout, items, rows, first, known, staging)
             snapshot = _snapshot(layout, identity, items, namespace, contents, lineage, pending, head, receipt, model)
             dropped = None if name is not None else self._fork(snapshot)
@@ -113,13 +116,15 @@ class Store:
                     layout, identity, items[: dropped * BLOCK], namespace, contents[:dropped], lineage[:dropped],
                     None, None, None, model,
                 )  # fmt: skip
-            coverage, hits = self._present(snapshot, staging)
-            self.shelf.root.sync_all(self._unsettled(snapshot, {(b, g) for b, g in hits if b >= len(known)}))
+            coverage, places = self._present(snapshot, staging)
+            hits = {(b, g) for b, g in places if b >= len(known)}
+            self.shelf.root.sync_all(self._unsettled(snapshot, hits))
             count, written = staging.publish({content for block in snapshot.blocks for content in block})
+            healed = self._heal(snapshot, rows, hits)
             coverage = self.publish(snapshot, coverage)
             if name is not None:
                 self.shelf.records.move_ref(name, expect, coverage.snapshot)
-        return Saved(coverage.snapshot, snapshot, coverage, count, written, dropped)
+        return Saved(coverage.snapshot, snapshot, coverage, count + len(healed), written + sum(healed), dropped)
 
     def _contents(
         self,
@@ -172,6 +177,17 @@ class Store:
                     hits.add((b, g))
         digest, _ = encode_snapshot(snapshot)
         return Coverage(digest, tuple(runs_of(blocks) for blocks in present)), hits
+
+    def _heal(self, snapshot: Snapshot, rows: Rows, hits: set[tuple[int, int]]) -> list[int]:
+        """Writes those objects among ``hits`` again that are damaged, from ``rows``. Returns the bytes of each one's file."""
+        batch: dict[ContentDigest, Pending] = {}
+        for b, g in sorted(hits):
+            name, length = snapshot.blocks[b][g], snapshot.object_bytes(b, g)
+            if name not in batch and not self.shelf.objects.sound(name, length):
+                parts: list[Buffer] = [object_header(name, length), *rows.spans(g, *block_span(b, snapshot.tokens))]
+                batch[name] = Pending(Objects.path(name), parts)
+        self.shelf.root.publish(list(batch.values()))
+        return [sum(len(part) for part in pending.parts) for pending in batch.values()]
 
     def _unsettled(self, snapshot: Snapshot, hits: set[tuple[int, int]]) -> list[str]:
         """The folders of those objects among ``hits`` that no published snapshot promises.
@@ -235,14 +251,15 @@ class Store:
     ) -> Match | None:
         """The chain from which most of ``items`` can be reused; None if nothing can.
 
-        The longest usable wins, then one of ``lineage`` (of the few most recent), then the most recently used. Exact to
+        What the files promise is looked for: a match is as long as the objects that it reads are there (absent ones make it
+        shorter, damaged ones don't). The longest usable wins, then one of ``lineage`` (of the few most recent), then the most recently used. Exact to
         the token: part of a block serves as well as a block. ``head`` is the asker's head digest, for the pending token of an exact
         hit. A damaged snapshot is passed over if another serves, and ``Match.reason`` names it; else its `Corrupt` error is raised.
         """
         query = Query(layout, root_key(identity.digest, layout.digest, namespace), items, head, lineage)
 
         def run(index: Index, strict: bool = True) -> Match | None:
-            match = search(self.shelf.records, index, query, strict=strict)
+            match = search(self.shelf, index, query, strict=strict)
             if match is not None:
                 index.touch(match.digest)
             return match
@@ -277,35 +294,30 @@ class Store:
             raise InputInvalid(f"{name!r}: expected a position of 1 to {snapshot.tokens} tokens, found {at}")
         match = match_items(digest, snapshot, coverage, snapshot.items[:asked], head)
         if match.n < asked - 1:
-            raise NotCovered(
-                f"{name!r} can't be continued after {asked} tokens: {match.reason}. "
-                f"Pull it whole from a remote that has it, or continue from its end.",
-                name=name,
-                asked=asked,
-                usable=match.n,
-            )
+            raise not_covered(name, match, coverage)
         return match
 
     def load(self, match: Match, into: Rows) -> int:
-        """Copies the rows of ``match.runs`` into host memory, every object verified before any of it is copied.
+        """Reads the rows of ``match.runs`` into host memory and verifies every byte.
 
-        Returns the bytes of content read. On an error (`ObjectMissing`, `ObjectCorrupt`) some earlier objects may have been copied;
-        the caller clears ``into``.
+        Returns the bytes of content read. On an error (`ObjectMissing`, `ObjectCorrupt`) these rows may hold anything, also bytes that are
+        not what was saved: the caller clears ``into``.
         """
+        try:
+            return self._load(match, into)
+        except (ObjectMissing, ObjectCorrupt) as error:
+            raise lost_object(error, match, self.shelf) from error
+
+    def _load(self, match: Match, into: Rows) -> int:
         snapshot, objects, places = match.snapshot, Objects(self.shelf.root), match.objects()
-        buffer = bytearray(HEADER + max((snapshot.object_bytes(block, group) for block, group in places), default=0))
-        total = 0
         names = [snapshot.blocks[block][group] for block, group in places]
-        # The disk works ahead; one thread that hashes and copies beats several that fight for the interpreter.
-        with self.shelf.reading(), objects.announced(names):
-            for block, group in places:
+        total = 0
+        with self.shelf.reading(), objects.opened(names) as files:
+            for name, (block, group), fd in zip(names, places, files, strict=True):
                 length = snapshot.object_bytes(block, group)
-                content = objects.read(snapshot.blocks[block][group], length, buffer)
                 start, stop = block_span(block, snapshot.tokens)
                 targets = into.spans(group, start, min(stop, match.runs[group][1]))
-                stride = length // len(targets)
-                for i, target in enumerate(targets):
-                    target[:] = content[i * stride : i * stride + len(target)]
+                objects.read_into(fd, name, _whole(targets, length // len(targets)))
                 total += length
         return total
 
@@ -317,13 +329,14 @@ class Store:
         `StoreBusy` when another process writes to it for too long; `OSError` when the disk fails it or is full.
         """
         try:
-            try:
+            with below(self.shelf.path):
+                try:
+                    return run(self._opened())
+                except sqlite3.DatabaseError as error:
+                    if not damaged(error):
+                        raise
+                self._discard_index()
                 return run(self._opened())
-            except sqlite3.DatabaseError as error:
-                if not damaged(error):
-                    raise
-            self._discard_index()
-            return run(self._opened())
         except sqlite3.OperationalError as error:
             raise refusal(error, self.shelf.path) from error
 
@@ -358,6 +371,13 @@ def _snapshot(
     places = tuple(table.index(one) for one in lineage)
     snapshot = Snapshot(identity, layout, namespace, tuple(items), tuple(contents), table, places, model=model)
     return replace(snapshot, pending=pending, head=None if pending is None else head, receipt=receipt)
+
+
+def _whole(targets: Sequence[memoryview], stride: int) -> Sequence[memoryview]:
+    """Targets for a whole object, ``stride`` bytes a layer's K or V: where fewer rows are wanted, the rest goes nowhere."""
+    if all(len(target) == stride for target in targets):
+        return targets
+    return [part for target in targets for part in (target, memoryview(bytearray(stride - len(target))))]
 
 
 def _same(here: Sequence[tuple[int, object]], link: Link) -> int | None:

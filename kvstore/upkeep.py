@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import click
 
-from .cli import Settings, common_options, progress, size_text, table
+from .cli import Settings, common_options, progress, terminal_width
 from .errors import StoreMissing
+from .plaintext import size_text, table
 from .store import Store
 
 
@@ -20,16 +24,25 @@ def du(settings: Settings) -> None:
             value = usage(store).value()
     except StoreMissing:
         value = {"total": 0, "parts": {}, "snapshots": [], "unreadable": []}
+    parts = [(name, size_text(count)) for name, count in (*value["parts"].items(), ("total", value["total"]))]
     rows = [[s["name"] or s["snapshot"][:12], size_text(s["own"]), size_text(s["shared"])] for s in value["snapshots"]]
-    lines = [
-        f"{name:<12} {size_text(count):>10}" for name, count in (*value["parts"].items(), ("total", value["total"]))
-    ]
-    settings.emit(value, "\n".join([*lines, *(["", table(rows, ("snapshot", "own", "shared"))] if rows else [])]))
+    tables = [table(parts, ("part", "size"), right=("size",))]
+    if rows:
+        tables.append(table(rows, ("snapshot", "own", "shared"), terminal_width(), right=("own", "shared")))
+    settings.emit(value, "\n\n".join(tables))
+
+
+class _Days(click.FloatRange):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        days = super().convert(value, param, ctx)
+        if not math.isfinite(days):
+            self.fail(f"{value} is not a number of days.", param, ctx)
+        return days
 
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Print the plan; change nothing.")
-@click.option("--keep-days", type=click.FloatRange(0), default=0.0, show_default=True,
+@click.option("--keep-days", type=_Days(0), default=0.0, show_default=True,
               help="Keep unnamed snapshots used in the last N days.")  # fmt: skip
 @click.option("--purge", is_flag=True, help="Then delete what lies in the trash.")
 @common_options

@@ -7,8 +7,9 @@
 
 The public names are imported when they are first used: `import runtime` itself loads nothing else, not even numpy.
 
-Order: jsonfile · mlpackage · ops · engine · portable · tokenizer_digest · tokenizer · bundle · hostkv · chain · state · reports ·
-decoding · session · build · opening · bundle_commands · cli
+Order: jsonfile · packaging · mlpackage · mil · ops · engine · portable · tokenizer_digest · cuts · tokenizer · bundle · coreml ·
+hostkv · soft · chain · verify_head · state · reports · decoding · session · build · engine_options · opening · bundle_commands ·
+checkpoint_commands · cli
 """
 
 from importlib import import_module
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .portable import PortableEngine
     from .reports import Generation, ReceiptReport, Restored
     from .session import Session
+    from .soft import SoftSpan
 
 __all__ = [
     "Bundle",
@@ -34,6 +36,7 @@ __all__ = [
     "ReceiptReport",
     "Restored",
     "Session",
+    "SoftSpan",
 ]
 
 _HOMES = {
@@ -47,6 +50,7 @@ _HOMES = {
     "ReceiptReport": "reports",
     "Restored": "reports",
     "Session": "session",
+    "SoftSpan": "soft",
 }
 
 

@@ -19,6 +19,7 @@ from kvstore.layout import first_read
 from .bundle import Bundle, BundleConfig
 from .engine import Engine, Function
 from .hostkv import HostKV
+from .soft import Position, SoftRow, look_up
 
 Half = NDArray[np.float16]
 
@@ -109,16 +110,20 @@ class Chain:
         for package in self._bundle.config.chunks:
             self._engine.function(package, self._bundle.config.decode_function)
 
-    def run(self, step: Step, tokens: Sequence[int]) -> Half:
-        """Compute ``step`` for its ``tokens``, write their K and V rows, and return the last one's hidden state, [hidden], owned by the
+    def run(self, step: Step, fed: Sequence[Position]) -> Half:
+        """Compute ``step`` for its positions ``fed``, write their K and V rows, and return the last one's hidden state, [hidden], owned by the
         caller.
 
         Does not move `HostKV.position`; raises whatever loading or the engine raises, then only rows above it may have changed. Token ids
         are checked before anything runs.
         """
-        assert len(tokens) == step.width and step.start == self._kv.position
-        embeddings = self._bundle.embed.take(tokens)
-        inputs = _Inputs(self._bundle, self._kv, self._buffers, step, tokens, embeddings)
+        assert len(fed) == step.width and step.start == self._kv.position
+        rows_of_tables = look_up(fed)
+        embeddings = self._bundle.embed.take(rows_of_tables)
+        for i, one in enumerate(fed):
+            if isinstance(one, SoftRow):
+                embeddings[i] = one.row
+        inputs = _Inputs(self._bundle, self._kv, self._buffers, step, rows_of_tables, embeddings)
         hidden: Half = embeddings
         name = self.function_name(step)
         functions = [self._engine.function(package, name) for package in self._bundle.config.chunks]
@@ -177,9 +182,9 @@ class _Inputs:
         match name:
             case "onehot":
                 return {name: self._filled(name, self._kv.ctx)}
-            case "mask_s" | "mask_f":
+            case "mask_s" | "mask_f" if name == "mask_f" or self._config.sliding_window is not None:
                 return {name: self._filled(name, rows if self._step.kind == "plain" else self._kv.ctx)}
-            case "cos_s" | "sin_s":
+            case "cos_s" | "sin_s" if self._config.inv_slide is not None:
                 return dict(zip(("cos_s", "sin_s"), rope_rows(start, rows, self._config.inv_slide), strict=True))
             case "cos_f" | "sin_f":
                 return dict(zip(("cos_f", "sin_f"), rope_rows(start, rows, self._config.inv_full), strict=True))

@@ -10,15 +10,20 @@ from typing import Any
 
 import click
 
-from kvstore.cli import Settings, common_options, progress, size_text
+from kvstore.cli import Label, Settings, common_options, note, note_damaged, waiting
+from kvstore.digest import SnapshotDigest
 from kvstore.errors import InputInvalid, KVError, SnapshotMissing
+from kvstore.plaintext import size_text
 from kvstore.store import Store
 
 from .bundle_commands import bundle
-from .opening import Steps, feeding, model_options, open_model, read_tokens
+from .opening import Steps, feeding, model_options, note_makers, open_model, read_tokens
 
 TAIL = 64
 """Tokens of the context's end that ``prefill --json`` gives as text."""
+
+STOPPED = {"eos": "the model ended its text", "contextFull": "the context is full"}
+"""Why generation ended before it gave as many tokens as asked for."""
 
 
 class ReceiptMismatch(KVError):
@@ -29,35 +34,50 @@ class ReceiptMismatch(KVError):
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True))
-@click.option("--name", required=True, help="Name of the snapshot.")
-@click.option("--tokens", type=int, help="Only the first N tokens of the text.")
+@click.option("--name", required=True, type=Label(), help="Name of the snapshot.")
+@click.option("--tokens", type=click.IntRange(1), help="Only the first N tokens of the text.")
 @click.option("--receipt", type=click.IntRange(0, 1024), default=32, show_default=True,
               help="Greedy tokens to record, so that a consumer can prove its continuation; 0: none.")  # fmt: skip
 @click.option("--decode-only", is_flag=True, help="Feed every token through decode, as a small device would.")
+@click.option("--no-reuse", is_flag=True, help="Compute all of it, and so mend what of it is damaged in the store.")
 @model_options
 @common_options
 def prefill(
-    settings: Settings, file: Path, name: str, tokens: int | None, receipt: int, decode_only: bool, **model: Any
+    settings: Settings,
+    file: Path,
+    name: str,
+    tokens: int | None,
+    receipt: int,
+    decode_only: bool,
+    no_reuse: bool,
+    **model: Any,
 ) -> None:
     """Prefill the text of FILE, reusing what the store has, and save its KV as NAME."""
     opened = open_model(**model)
-    ids = read_tokens(opened.bundle, file, tokens)
+    ids = read_tokens(opened.bundle, file, tokens, fitting=True)
     with Store.open(settings.store) as store:
         session = opened.session(store, decode_only=decode_only)
         with feeding(len(ids)) as report:
             started = perf_counter()
-            prompted = session.prompt(ids, report)
+            prompted = None
+            if no_reuse:
+                session.feed(ids, report)
+            else:
+                prompted = session.prompt(ids, report)
             prefill_seconds = perf_counter() - started
+        reused = 0 if prompted is None else prompted.reused
+        makers = note_makers(prompted.match if prompted and prompted.source == "store" else None, opened.engine)
         made = None
         if receipt:
-            with progress("Receipt", 1):
+            with waiting("Receipt"):
                 made = session.receipt(receipt)
-        before = store.shelf.records.ref(name)
+        before, damage = store.shelf.records.standing(name), store.shelf.records.damage(name)
         started = perf_counter()
         saved = session.save(name, made)
         save_seconds = perf_counter() - started
-    if before is not None and before.snapshot != saved.digest:
-        click.echo(f"{name} stood for {before.snapshot}, which is unnamed cache now.", err=True)
+    if damage is not None:
+        note_damaged(damage)
+    note_moved(name, before, saved.digest)
     assert saved.snapshot is not None and saved.digest is not None
     kv_bytes = len(ids) * saved.snapshot.layout.bytes_per_token
     value = {
@@ -65,9 +85,11 @@ def prefill(
         "snapshot": saved.digest.hex,
         "model": saved.snapshot.model,
         "context_tokens": len(ids),
-        "reused_tokens": prompted.reused,
+        "reused_tokens": reused,
+        "reused_lineages": makers,
         "prefill_seconds": prefill_seconds,
         "functions": list(opened.engine.ledger.names()),
+        "specialisation_seconds": opened.engine.ledger.seconds(),
         "save_seconds": save_seconds,
         "written_objects": saved.written_objects,
         "written_bytes": saved.written_bytes,
@@ -79,27 +101,27 @@ def prefill(
     settings.emit(
         value,
         lambda: (
-            f"{name}: {len(ids)} tokens ({prompted.reused} reused) prefilled in {prefill_seconds:.2f} s, saved in "
+            f"{name}: {len(ids):,} tokens ({reused:,} reused) prefilled in {prefill_seconds:.2f} s, saved in "
             f"{save_seconds:.2f} s ({size_text(saved.written_bytes)} written of {size_text(kv_bytes)})"
         ),
     )
 
 
 @click.command()
-@click.option("--from", "source", metavar="NAME", help="Snapshot to continue.")
-@click.option("--at", type=int, help="Continue after its first N tokens instead of its end.")
-@click.option("--prompt", default="", help="Text to feed first.")
+@click.option("--from", "source", metavar="NAME", type=Label(), help="Snapshot to continue.")
+@click.option("--at", type=click.IntRange(1), help="Continue after its first N tokens instead of its end.")
+@click.option("--prompt", help="Text to feed first.")
 @click.option("-n", "count", type=click.IntRange(0), default=64, show_default=True, help="Tokens to generate.")
 @click.option("--decode-only", is_flag=True, help="Refuse to load anything but decode, as on a small device.")
 @click.option("--no-reuse", is_flag=True, help="Ignore what the store has for the prompt.")
-@click.option("--save", "save_as", metavar="NAME", help="Save the KV of all of it under this name.")
+@click.option("--save", "save_as", metavar="NAME", type=Label(), help="Save the KV of all of it under this name.")
 @model_options
 @common_options
 def generate(
     settings: Settings,
     source: str | None,
     at: int | None,
-    prompt: str,
+    prompt: str | None,
     count: int,
     decode_only: bool,
     no_reuse: bool,
@@ -108,9 +130,12 @@ def generate(
 ) -> None:
     """Continue a snapshot (--from) or a prompt, greedily; the text goes to stdout as it comes."""
     if source is None and not prompt:
-        raise click.UsageError("Give --from NAME, --prompt TEXT or both.")
+        found = "" if prompt is None else " The prompt is empty."
+        raise click.UsageError(f"Give --from NAME, --prompt TEXT or both.{found}")
     if source is None and at is not None:
         raise click.UsageError("--at says where to continue a snapshot: it needs --from NAME.")
+    if source is not None and no_reuse:
+        raise click.UsageError("--no-reuse is for a prompt alone: what --from names is what to reuse.")
     opened = open_model(**model)
     tokenizer = opened.bundle.tokenizer
     needs_store = source is not None or save_as is not None
@@ -120,19 +145,22 @@ def generate(
     try:
         restored = None
         reused = 0
+        match = None
         session = opened.session(store, decode_only=decode_only)
         if source is not None:
             restored = session.restore(source, at)
-            reused = restored.reused_tokens
+            reused, match = restored.reused_tokens, restored.match
         ids = tokenizer.encode(prompt, bos=source is None) if prompt else []
         steps = Steps()
         if ids:
             with feeding(len(ids), steps) as report:
                 if source is None and not no_reuse:
-                    reused = session.prompt(ids, report).reused
+                    prompted = session.prompt(ids, report)
+                    reused, match = prompted.reused, prompted.match if prompted.source == "store" else None
                 else:
                     session.feed(ids, report)
         feed_seconds = perf_counter() - steps.started
+        makers = note_makers(match, opened.engine)
         text: list[str] = []
         stream = tokenizer.stream()
 
@@ -144,18 +172,22 @@ def generate(
         made = session.generate(count, lambda token: show(stream.feed(token)))
         show(stream.finish())
         saved = None
-        if save_as:
+        if save_as is not None:
             if session.emitted and session.pending is not None and made.finish != "eos":
                 session.feed(
                     [session.pending]
                 )  # so that continuing goes on after the last token, and does not give it again
+            assert store is not None
+            before = store.shelf.records.standing(save_as)
             saved = session.save(save_as)
+            note_moved(save_as, before, saved.digest)
         value = {
             "text": "".join(text),
             "tokens": list(made.tokens),
             "finish": made.finish,
             "position": session.position,
             "reused_tokens": reused,
+            "reused_lineages": makers,
             "restore_seconds": None if restored is None else restored.seconds,
             "restored_bytes": None if restored is None else restored.bytes,
             "fed_tokens": len(ids) if source is not None else len(ids) - reused,
@@ -163,25 +195,35 @@ def generate(
             "feed_token_seconds": steps.token_seconds,
             "token_seconds": statistics.median(made.seconds[1:]) if len(made.seconds) > 1 else None,
             "functions": list(opened.engine.ledger.names()),
+            "specialisation_seconds": opened.engine.ledger.seconds(),
             "saved": None if saved is None or saved.digest is None else saved.digest.hex,
         }
     finally:
         if store is not None:
             store.close()
-    settings.emit(value, "" if made.tokens and made.finish == "cap" else f"\n[{made.finish}]")
-    if not settings.json and made.finish == "cap":
-        click.echo()
+    settings.emit(value, "")
+    if not settings.json:
+        if made.tokens:
+            click.echo()
+        if made.finish in STOPPED:
+            note(f"stopped after {len(made.tokens):,} of {count:,} tokens: {STOPPED[made.finish]}.")
+
+
+def note_moved(name: str, before: SnapshotDigest | None, now: SnapshotDigest | None) -> None:
+    """Says on stderr that a name was taken from another snapshot."""
+    if before is not None and before != now:
+        note(f"{name} stood for {before}, which is unnamed cache now.")
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True))
-@click.option("--tokens", type=int, help="Only the first N tokens of the text.")
+@click.option("--tokens", type=click.IntRange(1), help="Only the first N tokens of the text.")
 @model_options
 @common_options
 def find(settings: Settings, file: Path, tokens: int | None, **model: Any) -> None:
     """Say how much of FILE's text the store already has, and where it first differs."""
     opened = open_model(**model)
-    ids = read_tokens(opened.bundle, file, tokens)
+    ids = read_tokens(opened.bundle, file, tokens, fitting=False)
     match = None
     if settings.store.exists():
         with Store.open(settings.store, create=False) as store:
@@ -198,7 +240,7 @@ def find(settings: Settings, file: Path, tokens: int | None, **model: Any) -> No
                 else [r.label for r in store.shelf.records.readable_refs() if r.snapshot == match.digest]
             )
     if match is None:
-        settings.emit({"asked_tokens": len(ids), "reused_tokens": 0, "snapshot": None}, f"0 of {len(ids)} tokens")
+        settings.emit({"asked_tokens": len(ids), "reused_tokens": 0, "snapshot": None}, f"0 of {len(ids):,} tokens")
         return
     at = match.first_difference
     lineage = match.lineage
@@ -217,14 +259,14 @@ def find(settings: Settings, file: Path, tokens: int | None, **model: Any) -> No
     settings.emit(
         value,
         lambda: (
-            f"{match.n} of {len(ids)} tokens, from {', '.join(names) or match.digest.hex[:12]} ({match.reason})"
-            + ("" if at is None else f"; first difference at token {at}: {value['first_difference_text']!r}")
+            f"{match.n:,} of {len(ids):,} tokens, from {', '.join(names) or match.digest.hex[:12]} ({match.reason})"
+            + ("" if at is None else f"; first difference at token {at:,}: {value['first_difference_text']!r}")
         ),
     )
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", type=Label())
 @click.option("--prefill-functions", is_flag=True, help="Do not hold the session to decode alone.")
 @model_options
 @common_options
@@ -239,7 +281,8 @@ def verify(settings: Settings, name: str, prefill_functions: bool, **model: Any)
             raise InputInvalid(f"{name!r} has no receipt. `kvferry prefill` records one unless --receipt 0 is given.")
         if restored.match.pending is None:
             raise InputInvalid(f"{name!r}: its receipt was made with another head, so it proves nothing here.")
-        with progress("Decoding", 1):
+        note_makers(restored.match, opened.engine)
+        with waiting("Decoding"):
             report = session.verify_receipt(receipt)
     value = {
         "name": name,
@@ -250,6 +293,7 @@ def verify(settings: Settings, name: str, prefill_functions: bool, **model: Any)
         "expected": report.expected,
         "found": report.found,
         "functions": list(opened.engine.ledger.names()),
+        "specialisation_seconds": opened.engine.ledger.seconds(),
     }
     if report.identical:
         settings.emit(value, f"{name}: identical, {len(receipt.tokens)} tokens and the finish ({receipt.finish})")

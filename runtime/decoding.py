@@ -1,4 +1,5 @@
-"""Feeding tokens and choosing the next ones, greedily, over one `HostKV`. Knows tokens only; text is the tokenizer's.
+"""Feeding tokens and choosing the next ones, greedily, over one `HostKV`. Knows tokens and soft tokens; text is the
+tokenizer's, and rows of media are the caller's.
 
 State changes by one assignment after every chunk's rows are written. So a step that fails, or that Ctrl-C interrupts, leaves everything as
 it was before that step.
@@ -6,7 +7,6 @@ it was before that step.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
@@ -19,6 +19,7 @@ from .chain import Chain, Step, decode_only, schedule
 from .engine import Engine
 from .hostkv import HostKV
 from .reports import Fed, Generation, ReceiptReport, budget, compare
+from .soft import Input, Position, items_of, positions
 from .state import State, made_by
 
 
@@ -37,7 +38,9 @@ class Decoding:
         self.kv = HostKV(bundle.layout(), bundle.config.ctx)
         self._only_decode = only_decode
         self._chain = Chain(bundle, engine, self.kv)
-        self._engine_fields = engine.describe()
+        # What the checkpoint folder of another runtime wants to know, besides who computed the rows.
+        mine = {"context": str(bundle.config.ctx), "convert_config": bundle.config_sha256}
+        self._engine_fields = {**engine.describe(), **mine}
         self._state = State()
 
     @property
@@ -65,26 +68,31 @@ class Decoding:
         """Per block, who computed its rows and how."""
         return self._state.lineage()
 
-    def feed(self, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None) -> Fed:
-        """Append ``tokens`` and choose the pending token after the last. A pending token that was there is dropped, not fed.
+    def feed(self, tokens: Sequence[Input], progress: Callable[[int, int], None] | None = None) -> Fed:
+        """Append ``tokens``, ids and soft spans, and choose the pending token after the last. A pending token that was there is dropped, not
+        fed.
 
-        Raises `ContextOverflow` unless one position stays free, and `TokenOutOfRange`, both before anything changes. An error later leaves
-        the steps done so far. ``progress(done, total)`` is called after each step, in tokens.
+        Raises `ContextOverflow` unless one position stays free, `TokenOutOfRange`, and `InputInvalid` for a span of another width than the
+        bundle's, all before anything changes. An error later leaves the steps done so far. ``progress(done, total)`` is called after each
+        step, in tokens (a span's rows are one each).
         """
-        ids = self._checked(tokens)
-        self._require_room(self.position + len(ids))
+        return self._feed(self._checked(tokens), progress)
+
+    def _feed(self, fed: Sequence[Position], progress: Callable[[int, int], None] | None = None) -> Fed:
+        """`feed`, of positions that were checked."""
+        self._require_room(self.position + len(fed))
         config = self.bundle.config
         if self._only_decode:
-            steps = decode_only(self.position, len(ids))
+            steps = decode_only(self.position, len(fed))
         else:
-            steps = schedule(self.position, len(ids), config.ctx, config.prefill_widths, config.plain_width)
+            steps = schedule(self.position, len(fed), config.ctx, config.prefill_widths, config.plain_width)
         started = perf_counter()
         done = 0
         for step in steps:
-            self._step(step, ids[done : done + step.width], choose=done + step.width == len(ids))
+            self._step(step, fed[done : done + step.width], choose=done + step.width == len(fed))
             done += step.width
             if progress is not None:
-                progress(done, len(ids))
+                progress(done, len(fed))
         functions = dict.fromkeys(self._chain.function_name(step) for step in steps)
         return Fed(done, tuple(functions), perf_counter() - started)
 
@@ -151,7 +159,8 @@ class Decoding:
             last = state.items[-1]
             if not isinstance(last, int):
                 raise InputInvalid(
-                    "generate: the last item is a soft token, whose row is not at hand to decode it again."
+                    f"generate: item {self.position - 1}, the last, is a soft token, whose row is not at hand to decode it again. Roll back "
+                    f"to {self.position - 1} and feed its row, or give the whole sequence to Session.prompt."
                 )
             token = last
             self.rollback(self.position - 1)
@@ -159,25 +168,26 @@ class Decoding:
         assert self.pending is not None
         return self.pending
 
-    def _step(self, step: Step, tokens: Sequence[int], *, choose: bool) -> None:
+    def _step(self, step: Step, fed: Sequence[Position], *, choose: bool) -> None:
         if self.kv.position != self.position:  # an interrupt fell between a commit's two assignments
             self.kv.rollback(self.position)
         try:
-            hidden = self._chain.run(step, tokens)
+            hidden = self._chain.run(step, fed)
             pending = self._chain.token(hidden) if choose else None
-            fed = self._state.fed(tokens, made_by(self._engine_fields, [self._chain.function_name(step)]), pending)
+            maker = made_by(self._engine_fields, [self._chain.function_name(step)])
+            after = self._state.fed(items_of(fed), maker, pending)
             self.kv.advance(step.start + step.width)
-            self._state = fed
+            self._state = after
         except BaseException:
             self.kv.rollback(self.position)
             raise
 
-    def _checked(self, tokens: Sequence[int]) -> list[int]:
-        ids = [operator.index(token) for token in tokens]
-        for token in ids:
-            if not 0 <= token < self.bundle.embed.rows:
-                self.bundle.embed.row(token)  # raises TokenOutOfRange, in its words
-        return ids
+    def _checked(self, tokens: Sequence[Input]) -> list[Position]:
+        made = positions(tokens, self.bundle.config.hidden)
+        for one in made:
+            if isinstance(one, int) and not 0 <= one < self.bundle.embed.rows:
+                self.bundle.embed.row(one)  # raises TokenOutOfRange, in its words
+        return made
 
     def _require_room(self, tokens: int) -> None:
         most = self.bundle.config.ctx - 1

@@ -2,10 +2,14 @@
 
 An engine loads a function when it is first asked for and keeps it. Every load is written into the ledger, which can be
 restricted: that is how a decode-only session proves that it opened nothing else.
+
+What the names of a bundle's inputs and outputs mean, and the check of a call's inputs, are the same for every engine
+and stand here too.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +24,10 @@ class FunctionNotAllowed(Refused):
     """A function outside the ledger's allowed set was asked for; nothing of it was loaded."""
 
 
+class EngineUnavailable(Refused):
+    """The engine that was asked for cannot run on this machine, or lacks a package."""
+
+
 class InputMismatch(KVError, ValueError):
     """A function was called with other inputs than it declares."""
 
@@ -30,7 +38,11 @@ class Fp16Overflow(KVError, ArithmeticError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """One load: ``function`` is ``None`` for a package's default function. ``seconds`` is what loading took."""
+    """One load: ``function`` is ``None`` for a package's default function.
+
+    ``seconds`` is what loading took, with everything that happens once: compiling the package, specialising the function for
+    the machine (Core ML), planning it (portable). A step that loads a function takes this much longer than the next one.
+    """
 
     package: str
     function: str | None
@@ -45,6 +57,52 @@ class Loaded:
 def called(package: str, function: str | None) -> str:
     """How messages and lineage call a function."""
     return package if function is None else f"{package}:{function}"
+
+
+_CACHE_INPUT = re.compile(r"[kv]_\d+_in")
+_CACHE_OUTPUT = re.compile(r"[kv]_\d+_out")
+_STORE_INPUTS = frozenset({"sks", "svs", "skf", "svf"})
+
+
+def is_cache_input(name: str) -> bool:
+    """Whether ``name`` is a K or V input that this chunk also writes."""
+    return _CACHE_INPUT.fullmatch(name) is not None
+
+
+def is_cache_output(name: str) -> bool:
+    """Whether ``name`` is a K or V output: the whole cache or the new rows."""
+    return _CACHE_OUTPUT.fullmatch(name) is not None
+
+
+def is_host_cache(name: str) -> bool:
+    """Whether ``name`` is an input that reads the host's K or V rows: a layer's own, or those of a store layer."""
+    return name in _STORE_INPUTS or is_cache_input(name)
+
+
+def is_whole_cache(name: str, spec: TensorSpec, inputs: Mapping[str, TensorSpec]) -> bool:
+    """Whether output ``name`` of a function with these ``inputs`` is [1, CTX, D], the whole context."""
+    context = inputs.get("onehot")
+    return (
+        is_cache_output(name) and context is not None and len(spec.shape) == 3 and spec.shape[1:2] == context.shape[-1:]
+    )
+
+
+def require_declared(function: str, declared: Mapping[str, TensorSpec], given: Mapping[str, NDArray[Any]]) -> None:
+    """Raises ``InputMismatch`` unless ``given`` are exactly the ``declared`` inputs, in shape and element type."""
+    if given.keys() != declared.keys():
+        missing, extra = sorted(declared.keys() - given.keys()), sorted(given.keys() - declared.keys())
+        raise InputMismatch(
+            f"{function}: inputs: expected exactly the declared ones, found missing {missing}, undeclared {extra}",
+            function=function,
+        )
+    for name, spec in declared.items():
+        array = given[name]
+        if array.shape != spec.shape or array.dtype != spec.numpy:
+            raise InputMismatch(
+                f"{function}: input {name}: expected {spec}, found {array.dtype}{list(array.shape)}",
+                function=function,
+                input=name,
+            )
 
 
 class LoadLedger:
@@ -62,6 +120,10 @@ class LoadLedger:
     def names(self) -> list[str]:
         """``["chunk_0.mlpackage:decode", …]`` in load order."""
         return [entry.name for entry in self._loaded]
+
+    def seconds(self) -> dict[str, float]:
+        """What each load took, by name, in load order: what first use cost apart from running."""
+        return {entry.name: entry.seconds for entry in self._loaded}
 
     def restrict(self, allowed: Iterable[tuple[str, str | None]]) -> None:
         """From now on only ``allowed`` (package, function) pairs may be loaded. A later call replaces the set.
@@ -112,8 +174,9 @@ class Function(Protocol):
         """Runs once. Outputs are of the declared types (fp16, int32), new arrays that the caller owns.
 
         ``kv_rows=(a, b)``: outputs called k_*_out or v_*_out that hold the whole context, [1, CTX, D], come back
-        as rows a to b only, [1, b−a, D]. Inputs are read during the call, never written to and never kept.
-        Raises ``InputMismatch``; the portable engine also ``Fp16Overflow``.
+        as rows a to b only, [1, b−a, D]. Inputs are read during the call and never written to; what is kept of them
+        afterwards is at most the memory of the host's cache, which the engine then holds a reference to. Raises
+        ``InputMismatch``, ``Fp16Overflow``.
         """
         ...
 
@@ -135,5 +198,5 @@ class Engine(Protocol):
         ...
 
     def describe(self) -> dict[str, str]:
-        """Stable facts about who computes: engine, versions, compute, BLAS, core type, threads, OS, machine."""
+        """Stable facts about who computes: engine, versions, compute or compute units, BLAS, core type, threads, OS, machine."""
         ...

@@ -47,6 +47,10 @@ class HostKV:
                 pair.append(array.reshape(ctx, -1))
                 at += sizes[layer]
             self._arrays[layer] = (pair[0], pair[1])
+        self._bytes = [
+            [(a.reshape(-1).view(np.uint8).data, row_bytes[i]) for i in group.layers for a in self._arrays[i]]
+            for group in layout.groups
+        ]
 
     @property
     def position(self) -> int:
@@ -76,8 +80,7 @@ class HostKV:
             raise InputInvalid(f"rows: expected a range within 0 to {self.ctx}, found {start} to {stop}")
         with self._lock:
             self._written = max(self._written, stop)
-        layers = self.layout.groups[group].layers
-        return [a[start:stop].reshape(-1).view(np.uint8).data for i in layers for a in self._arrays[i]]
+        return [view[start * row : stop * row] for view, row in self._bytes[group]]
 
     def write_rows(self, layer: int, start: int, k: Rows16, v: Rows16) -> None:
         """Copy ``k`` and ``v``, [n, kv_heads * head_dim] fp16 (leading axes of length 1 allowed), to rows ``start``, ….

@@ -29,20 +29,20 @@ class JsonInvalid(KVError):
         self.found: str = details.get("found", "")
 
 
-def read_object(path: Path, *, limit: int) -> tuple[dict[str, Any], bytes]:
+def read_object(path: Path, *, limit: int, largest: int = MAX_INT) -> tuple[dict[str, Any], bytes]:
     """The object in ``path`` and the bytes it was parsed from; ``limit``: the largest size accepted, in bytes.
 
-    Raises `JsonInvalid` for anything but one object in UTF-8 with distinct keys, finite numbers and integers of at
-    most 64 bits, and lets `OSError` through.
+    Raises `JsonInvalid` for anything but one object in UTF-8 with distinct keys, finite numbers and integers of
+    magnitude ``largest`` at most (64 bits), and lets `OSError` through.
     """
     with path.open("rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         _refuse(path.name, "the file", f"at most {limit} bytes", "a larger file")
-    return parse_object(data, path.name), data
+    return parse_object(data, path.name, largest=largest), data
 
 
-def parse_object(data: bytes, file: str) -> dict[str, Any]:
+def parse_object(data: bytes, file: str, *, largest: int = MAX_INT) -> dict[str, Any]:
     """The object in ``data``; ``file`` is what errors call it. Raises `JsonInvalid`."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -59,9 +59,14 @@ def parse_object(data: bytes, file: str) -> dict[str, Any]:
         _refuse(file, "a number", "a finite number", text)
 
     def integer(text: str) -> int:
-        if len(text) <= 20 and abs(value := int(text)) <= MAX_INT:
+        if len(text) <= 64 and abs(value := int(text)) <= largest:
             return value
-        _refuse(file, "a number", "an integer of at most 64 bits", f"{text[:24]}... ({len(text)} characters)")
+        _refuse(
+            file,
+            "a number",
+            f"an integer of at most {largest.bit_length() + 1} bits",
+            f"{text[:24]}... ({len(text)} characters)",
+        )
 
     def real(text: str) -> float:
         value = float(text) if len(text) <= 400 else math.inf

@@ -9,17 +9,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from kvstore.cli import cache_folder, progress
+from kvstore.cli import Text, cache_folder, note, progress
 from kvstore.errors import InputInvalid
 from kvstore.identity import DEFAULT_NAMESPACE
+from kvstore.match import Match
 from kvstore.store import Store
 
 from .bundle import Bundle
+from .decoding import ContextOverflow
 from .engine import Engine
+from .engine_options import engine_options, open_engine
+from .reports import makers, otherwise
 from .session import Session
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -27,7 +31,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What --bundle, --compute, --threads and --namespace say, opened."""
+    """What --bundle, --namespace and the engine's options say, opened."""
 
     bundle: Bundle
     engine: Engine
@@ -49,49 +53,100 @@ def open_bundle(given: str) -> Bundle:
     return Bundle.open(bundle_path(given), digest_cache=cache_folder() / "digests.json")
 
 
+class BundleName(Text):
+    """A --bundle value; the shell completes the cached bundles' names, and folders."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        names = sorted(
+            path.name for path in (cache_folder() / "bundles").glob("*") if (path / "manifest.json").is_file()
+        )
+        found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return found or [CompletionItem(incomplete, type="dir")]
+
+
 def model_options(command: _F) -> _F:
     """--bundle and how to run it; the command gets them as ``opened``, a function that opens them."""
     options = [
         click.option(
-            "--bundle", "bundle", required=True, metavar="DIR", help="Bundle folder, or a cached bundle's name."
+            "--bundle",
+            required=True,
+            metavar="DIR",
+            type=BundleName(),
+            help="Bundle folder, or a cached bundle's name.",
         ),
         click.option(
-            "--compute",
-            type=click.Choice(["fp32", "fp16-rounding"]),
-            default="fp32",
+            "--namespace",
+            type=Text(),
+            default=DEFAULT_NAMESPACE,
             show_default=True,
-            help="Arithmetic: fp32, or every result rounded to fp16 (slow; finds overflow).",
-        ),
-        click.option("--threads", type=click.IntRange(1, 64), default=1, show_default=True, help="BLAS threads."),
-        click.option(
-            "--namespace", default=DEFAULT_NAMESPACE, show_default=True, help="Prefixes never cross namespaces."
+            help="Prefixes never cross namespaces.",
         ),
     ]
-    for option in reversed(options):
+    for option in reversed([options[0], engine_options, *options[1:]]):
         command = option(command)
     return command
 
 
-def open_model(bundle: str, compute: Literal["fp32", "fp16-rounding"], threads: int, namespace: str) -> Opened:
-    """Opens the bundle and its engine; loads no function yet."""
-    from .portable import PortableEngine
-
+def open_model(bundle: str, namespace: str, **engine: Any) -> Opened:
+    """Opens the bundle and its engine, which ``engine`` says as `open_engine` takes it; loads no function yet."""
     opened = open_bundle(bundle)
-    return Opened(opened, PortableEngine(opened.root, compute=compute, threads=threads), namespace)
+    return Opened(opened, open_engine(opened, **engine), namespace)
 
 
-def read_tokens(bundle: Bundle, file: Path, limit: int | None) -> list[int]:
-    """The tokens of a UTF-8 text file (``-``: stdin), BOS first; the first ``limit`` of them if given."""
+def read_tokens(bundle: Bundle, file: Path, limit: int | None, *, fitting: bool) -> list[int]:
+    """The tokens of a UTF-8 text file (``-``: stdin), BOS first; the first ``limit`` of them if given.
+
+    No more of the text is tokenised than it takes. ``fitting``: raises `ContextOverflow` as soon as there are more tokens than the
+    bundle's context holds.
+    """
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise InputInvalid(f"{file}: expected UTF-8 text, found {error.reason} at byte {error.start}") from error
-    tokens = bundle.tokenizer.encode(text)
-    if limit is None:
-        return tokens
-    if not 1 <= limit <= len(tokens):
-        raise InputInvalid(f"--tokens: expected 1 to {len(tokens)} (what {file} has), found {limit}")
-    return tokens[:limit]
+    most = bundle.config.ctx - 1
+    if limit is not None and fitting and limit > most:
+        raise _overflow("--tokens", most, limit, f"{limit:,}")
+    tokens: list[int] = []
+    with progress("Tokenising", len(text), "characters") as advance:
+        left = len(text)
+        for ids, characters in bundle.tokenizer.encode_parts(text):
+            tokens += ids
+            left -= characters
+            advance(characters)
+            if limit is not None and len(tokens) >= limit:
+                return tokens[:limit]
+            if fitting and len(tokens) > most:
+                raise _overflow(
+                    str(file), most, len(tokens), f"more than {len(tokens):,}" if left else f"{len(tokens):,}"
+                )
+    if limit is not None:
+        raise InputInvalid(
+            f"--tokens: expected at most {len(tokens):,}, which {file} has, found {limit:,}. Give fewer."
+        )
+    return tokens
+
+
+def _overflow(what: str, most: int, found: int, told: str) -> ContextOverflow:
+    return ContextOverflow(
+        f"{what}: expected at most {most:,} tokens (of the context's {most + 1:,} positions one stays free), found {told}. "
+        f"--tokens {most} takes as much as fits.",
+        expected=most,
+        found=found,
+    )
+
+
+def note_makers(match: Match | None, engine: Engine) -> list[dict[str, str]]:
+    """The lineages of what was reused, for --json; one line on stderr says in what they differ from ``engine``."""
+    if match is None or not match.n:
+        return []
+    found = makers(match)
+    if told := otherwise(found, engine.describe()):
+        note(f"{match.n:,} reused tokens were computed otherwise than here: {told}.")
+    return [dict(lineage.fields) for lineage in found]
 
 
 @dataclass(slots=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kvstore.layout import blocks_of
 from kvstore.match import Match
 from kvstore.snapshot import Lineage, Receipt
+
+from .state import FUNCTIONS
 
 Finish = Literal["eos", "cap", "contextFull"]
 Source = Literal["session", "store", "nothing"]
@@ -19,6 +23,29 @@ def budget(asked: int, ctx: int, prompt: int) -> tuple[int, Finish]:
     """How many tokens generation from position ``prompt`` may give, and what it is that stops it there."""
     room = max(0, ctx - prompt - MARGIN)
     return (asked, "cap") if asked <= room else (room, "contextFull")
+
+
+def makers(match: Match) -> tuple[Lineage, ...]:
+    """Who computed the blocks that ``match`` reuses: each lineage once, in the blocks' order."""
+    snapshot = match.snapshot
+    return tuple(dict.fromkeys(snapshot.lineages[snapshot.lineage[block]] for block in range(blocks_of(match.n))))
+
+
+def otherwise(lineages: Sequence[Lineage], engine: Mapping[str, str]) -> str | None:
+    """In which fields these lineages differ from ``engine`` (as `Engine.describe` gives it), for people; None if in none.
+
+    Fields that one side doesn't have, and the functions, which follow from the lengths that were fed, are not compared.
+    """
+    said: dict[str, dict[str, None]] = {}
+    for lineage in lineages:
+        for name, value in lineage.fields:
+            said.setdefault(name, {})[value] = None
+    told = [
+        f"{name} {' | '.join(values)} (here {engine[name]})"
+        for name, values in said.items()
+        if name != FUNCTIONS and name in engine and set(values) != {engine[name]}
+    ]
+    return ", ".join(told) or None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from time import perf_counter
 from kvstore.digest import ContentDigest
 from kvstore.errors import InputInvalid, NotCovered, ObjectMissing, Refused
 from kvstore.identity import DEFAULT_NAMESPACE, require_same
-from kvstore.items import common_prefix
+from kvstore.items import Item, common_prefix
 from kvstore.layout import BLOCK
 from kvstore.match import Match
 from kvstore.snapshot import Lineage, Receipt
@@ -18,6 +18,7 @@ from .bundle import Bundle
 from .decoding import Decoding
 from .engine import Engine
 from .reports import Prompted, Restored, Source
+from .soft import Input, items_of
 from .state import State
 
 
@@ -56,28 +57,29 @@ class Session(Decoding):
         """Content digests, per group, of the leading full blocks that came from the store or were saved to it."""
         return self._state.known
 
-    def prompt(self, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None) -> Prompted:
-        """Hold exactly ``tokens`` (1 or more), reusing what the session or the store already has, whichever is longer.
+    def prompt(self, tokens: Sequence[Input], progress: Callable[[int, int], None] | None = None) -> Prompted:
+        """Hold exactly ``tokens`` (ids and soft spans, 1 position or more), reusing what the session or the store already has, whichever is longer.
 
         Rewinds to at most one token before the end, so that there is a pending token; with one at hand for exactly these tokens nothing
         is computed. `generate` then starts right after them.
         """
-        ids = self._checked(tokens)
-        if not ids:
+        asked = self._checked(tokens)
+        items = items_of(asked)
+        if not items:
             raise InputInvalid("prompt: expected at least 1 token, found none")
-        self._require_room(len(ids))
-        common = common_prefix(self.items, ids)
-        if common == len(ids) == self.position and self.pending is not None:
+        self._require_room(len(items))
+        common = common_prefix(self.items, items)
+        if common == len(items) == self.position and self.pending is not None:
             self._state = self._state.with_emitted(False)
             return Prompted(common, "session", self.feed(()), None)
-        reused = self._rewindable(min(common, len(ids) - 1))
+        reused = self._rewindable(min(common, len(items) - 1))
         source: Source = "session" if reused else "nothing"
-        match = self._find(ids)
+        match = self._find(items)
         if match is not None and match.n > reused:
             reused, source = (match.n, "store") if self._loaded(match) else (0, "nothing")
         else:
             self.rollback(reused)
-        return Prompted(reused, source, self.feed(ids[reused:], progress), match)
+        return Prompted(reused, source, self._feed(asked[reused:], progress), match)
 
     def save(self, name: str | None = None, receipt: Receipt | None = None, model: str = "") -> Saved:
         """Save to the store, named or as cache. Blocks whose content is known are neither hashed nor written again; rows that are not
@@ -127,13 +129,13 @@ class Session(Decoding):
             raise InputInvalid("store: expected one for save and restore, found none. Pass store= to Session.open.")
         return self._store
 
-    def _find(self, ids: Sequence[int]) -> Match | None:
+    def _find(self, items: Sequence[Item]) -> Match | None:
         if self._store is None:
             return None
         return self._store.find(
             self.bundle.layout(),
             self.bundle.identity(),
-            ids,
+            items,
             namespace=self._namespace,
             head=self._head,
             lineage=Lineage.of(self._engine_fields),
@@ -167,7 +169,8 @@ class Session(Decoding):
         for item in match.snapshot.items[match.n : match.common]:
             if not isinstance(item, int):
                 raise InputInvalid(
-                    f"restore: item {match.n + len(rest)} is a soft token, whose row is not at hand to feed it."
+                    f"restore: item {match.n + len(rest)} is a soft token, whose row is not at hand to feed it. Give the whole sequence "
+                    f"with its rows to Session.prompt, which reuses what is here, or restore at another position."
                 )
             rest.append(item)
         self._require_room(match.common)

@@ -26,10 +26,10 @@ class State:
     pending: int | None = None
     emitted: bool = False
 
-    def fed(self, tokens: Sequence[int], maker: Lineage, pending: int | None) -> State:
+    def fed(self, items: Sequence[Item], maker: Lineage, pending: int | None) -> State:
         """After one step; the new pending token, if chosen, was not emitted."""
-        makers = self.makers + (maker,) * len(tokens)
-        return State(self.items + tuple(tokens), makers, self.known, pending)
+        makers = self.makers + (maker,) * len(items)
+        return State(self.items + tuple(items), makers, self.known, pending)
 
     def cut(self, position: int) -> State:
         """The first ``position`` items, without a pending token: it is known only for the end that it was chosen at."""

@@ -14,12 +14,14 @@ from blake3 import blake3
 
 from kvstore.errors import KVError
 
-from .jsonfile import JsonInvalid, read_object
+from .jsonfile import MAX_INT, JsonInvalid, read_object
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 LIMIT = 256 << 20
 CONFIG_LIMIT = 64 << 20
+# Published configurations say "no limit" with the float 1e30 written as an integer, in a field that nobody reads here.
+_UNLIMITED = 10**40
 _CONTEXT = "kvferry 2026-11-30 tokenizer 1"
 # Not here: decoder (ids to text only), post_processor (only adds special tokens, which we never ask for), truncation
 # and padding (switched off when we load).
@@ -44,13 +46,13 @@ def tokenizer_error(field: str, expected: str, found: str, fix: str) -> Tokenize
     return TokenizerError(message, field=field, expected=expected, found=found)
 
 
-def _read(root: Path, name: str, limit: int) -> dict[str, Any] | None:
+def _read(root: Path, name: str, limit: int, largest: int = MAX_INT) -> dict[str, Any] | None:
     """The object in one of the two files, or None where it is not there.
 
     Raises `TokenizerError` for a file that is not one well-defined JSON object.
     """
     try:
-        return read_object(root / name, limit=limit)[0]
+        return read_object(root / name, limit=limit, largest=largest)[0]
     except FileNotFoundError:
         return None
     except JsonInvalid as error:
@@ -61,7 +63,7 @@ def _read(root: Path, name: str, limit: int) -> dict[str, Any] | None:
 
 def bos_text(root: Path) -> str | None:
     """The beginning-of-sequence token that `tokenizer_config.json` names, or None."""
-    config = _read(root, CONFIG, CONFIG_LIMIT)
+    config = _read(root, CONFIG, CONFIG_LIMIT, _UNLIMITED)
     value = None if config is None else config.get("bos_token")
     if isinstance(value, dict):
         value = value.get("content")

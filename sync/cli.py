@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from kvstore.cli import Settings, common_options, progress, size_text
+from kvstore.cli import Label, Settings, Text, common_options, note_damaged, progress
+from kvstore.plaintext import size_text
 
 from .carry import Carried, Moved
 from .plan import Plan
@@ -22,8 +23,8 @@ _DRY = "Say what would be carried; carry nothing."
 
 
 @click.command()
-@click.argument("remote")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("remote", type=Text())
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", type=Label())
 @click.option("--force", is_flag=True, help=_FORCE)
 @click.option("--verify", is_flag=True, help=_VERIFY)
 @click.option("--dry-run", is_flag=True, help=_DRY)
@@ -55,10 +56,10 @@ def push(settings: Settings, remote: str, names: tuple[str, ...], force: bool, v
 
 
 @click.command()
-@click.argument("remote")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("remote", type=Text())
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", type=Label())
 @click.option("--trimmed", is_flag=True, help="Only what continuing from the end needs.")
-@click.option("--as", "rename", metavar="NEWNAME", help="The name that the snapshot gets here.")
+@click.option("--as", "rename", metavar="NEWNAME", type=Label(), help="The name that the snapshot gets here.")
 @click.option("--force", is_flag=True, help=_FORCE)
 @click.option("--verify", is_flag=True, help=_VERIFY)
 @click.option("--dry-run", is_flag=True, help=_DRY)
@@ -86,7 +87,11 @@ def pull(
             _print_plans(settings, remote, plans)
         else:
             meter = functools.partial(progress, "pull", unit="bytes")
+            targets = [rename] if rename is not None else names
+            damaged = [found for name in targets if (found := store.shelf.records.damage(name)) is not None]
             moved = fetch(store, source, names, trimmed=trimmed, rename=rename, force=force, verify=verify, meter=meter)
+            for error in damaged:
+                note_damaged(error)
             _print_moved(settings, remote, moved)
 
 

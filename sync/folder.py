@@ -20,7 +20,7 @@ from kvstore.snapshot import Coverage, Ref, Snapshot
 from .frames import Buffer
 from .incoming import Incoming, absent, move_name, promised, unsound
 from .plan import Lengths, objects
-from .reach import blaming, reaching
+from .reach import blaming, blaming_remote, reaching
 from .remote import MAX_ASKED, Frame
 
 
@@ -53,15 +53,14 @@ class Folder:
         """
         where = str(path)
         with reaching(where), blaming(where):
-            made = (path / "format.json").exists()
-            if not made:
+            if not (path / "format.json").exists():
                 _require_place(path, create)
             try:
                 return cls(Shelf.open(path, create=create))
             except StoreCorrupt as error:
-                if made:
+                if "foreign" not in error.details:
                     raise
-                raise Refused(_foreign(path), where=where) from error
+                raise (Refused if create else StoreMissing)(_foreign(path), where=where) from error
 
     @property
     def where(self) -> str:
@@ -70,7 +69,7 @@ class Folder:
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
         """Around what is read. What is not found is missing only if the folder is still there."""
-        with reaching(self.where), blaming(self.where):
+        with reaching(self.where), blaming_remote(self.where):
             try:
                 yield
             except Missing:
@@ -198,16 +197,13 @@ def _require_place(path: Path, create: bool) -> None:
             f"folder first.",
             where=str(path),
         )
-    if create:
-        return
-    if not path.is_dir() or not any(path.iterdir()):
+    if not create and (not path.is_dir() or not any(path.iterdir())):
         found = "an empty folder" if path.is_dir() else "nothing"
         raise Unreachable(
             f"{path}: expected a remote, found {found}. See that the disk is mounted and the path is right; `kvferry push` "
             f"makes a remote.",
             where=str(path),
         )
-    raise StoreMissing(_foreign(path), where=str(path))
 
 
 def _foreign(path: Path) -> str:

@@ -58,4 +58,6 @@ def _header(head: bytes, name: ContentDigest, length: int) -> Header:
 
 
 def _bad(name: ContentDigest, field: str, expected: object, found: object) -> ObjectCorrupt:
-    return ObjectCorrupt(f"object {name}: {field}: expected {expected}, found {found}.", name=name.hex, field=field)
+    return ObjectCorrupt.at(
+        f"object {name}", f"{field}: expected {expected}, found {found}", name=name.hex, field=field
+    )

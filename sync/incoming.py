@@ -157,6 +157,5 @@ def promised(
 
 def move_name(records: Records, label: str, expect: SnapshotDigest | None, target: SnapshotDigest) -> None:
     """Compare-and-swap, as `Records.move_ref`; a name that stays where it was is not written again."""
-    ref = records.ref(label)
-    if ref is None or not expect == target == ref.snapshot:
+    if not records.standing(label) == expect == target:
         records.move_ref(label, expect, target)

@@ -61,9 +61,10 @@ def objects(snapshot: Snapshot, coverage: Coverage) -> dict[ContentDigest, int]:
                 continue
             length = snapshot.object_bytes(block, group)
             if found.setdefault(name, length) != length:
-                raise SnapshotCorrupt(
-                    f"snapshot {coverage.snapshot}: object {name}: expected {found[name]} bytes as in an earlier block, "
-                    f"found {length} in block {block}. Whoever wrote this snapshot made a mistake; don't use it.",
+                raise SnapshotCorrupt.at(
+                    f"snapshot {coverage.snapshot}",
+                    f"object {name}: expected {found[name]} bytes as in an earlier block, found {length} in block {block}",
+                    todo="Whoever wrote this snapshot made a mistake; don't use it, and remove its name with `kvferry rm`.",
                     digest=coverage.snapshot.hex,
                     name=name.hex,
                 )

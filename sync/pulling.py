@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 from collections.abc import Sequence
 
 from kvstore.codec import HEADER
 from kvstore.digest import ContentDigest, SnapshotDigest
-from kvstore.errors import InputInvalid, Missing, NotCovered, ObjectCorrupt, RefConflict, Refused, SnapshotMissing
+from kvstore.disk import below
+from kvstore.errors import InputInvalid, Missing, NotCovered, RefConflict, Refused, SnapshotCorrupt, SnapshotMissing
 from kvstore.records import check_label
 from kvstore.snapshot import Snapshot, whole
 from kvstore.snapshot import trimmed as trimmed_coverage
@@ -17,10 +19,8 @@ from kvstore.store import Store
 from .carry import ATTEMPTS, Carried, Meter, Moved, Tally, carry, unmetered
 from .incoming import Incoming, absent, move_name, promised, unsound
 from .plan import Lengths, Plan, continues, objects, parting, parts, plan
-from .reach import blaming
+from .reach import blaming, blaming_remote
 from .remote import MAX_ASKED, Source
-
-_MEND = "Mend it there with `kvferry push --verify` from a store that has it, or pull from another remote."
 
 
 def plan_pull(
@@ -63,7 +63,7 @@ def pull(
 
     Whole, or ``trimmed`` to what continuing from the end needs; a later whole pull brings the rest. A name that is here moves
     only to a snapshot that continues the one it stands for (`plan.continues`), else `RefConflict`; ``force`` moves it anyway
-    and ``rename`` gives a single snapshot another name here. With ``verify`` what is here already is read, and carried again
+    and ``rename`` gives a single snapshot another name here. A damaged name here stands for nothing and is given anew. With ``verify`` what is here already is read, and carried again
     where it is damaged; else it is looked for by name and length. Each snapshot is published by itself, in order; on an error the
     earlier ones stay and what was verified of this one waits for the next pull, which carries the rest.
 
@@ -74,7 +74,11 @@ def pull(
     plans = plan_pull(store, source, names, trimmed=trimmed, rename=rename, force=force, verify=verify)
     _require_room(store, sum(p.payload_bytes + HEADER * len(p.move) for p in plans))
     done = []
-    with Incoming(store.shelf) as incoming, meter(sum(p.payload_bytes for p in plans)) as advance:
+    with (
+        below(store.shelf.path),
+        Incoming(store.shelf) as incoming,
+        meter(sum(p.payload_bytes for p in plans)) as advance,
+    ):
         tally = Tally(advance)
         for label, first in zip(dict.fromkeys(check_label(name) for name in names), plans, strict=True):
             tally.skipped += first.there
@@ -122,8 +126,8 @@ def _plan(
     made = plan(target, expect, snapshot, wanted, there=there, source=at_source)
     if made.usable == 0:
         raise NotCovered(
-            f"{source.where}: {made.nowhere} of {len(want)} objects of {label!r} are not there, and nothing can be continued "
-            f"from the rest. Push it again from a store that has it.",
+            f"{source.where}: {label!r}: expected its objects here or there, found that {made.nowhere} of {len(want)} objects are on neither "
+            f"side, and nothing can be continued from the rest. `kvferry push` from a store that has it brings them there.",
             label=label,
             nowhere=made.nowhere,
         )
@@ -134,21 +138,35 @@ def _expect(
     store: Store, source: Source, label: str, digest: SnapshotDigest, snapshot: Snapshot, force: bool
 ) -> SnapshotDigest | None:
     """Where ``label`` stands here. `RefConflict` unless it may move to ``snapshot``."""
-    ref = store.shelf.records.ref(label)
-    if ref is None:
+    now = store.shelf.records.standing(label)
+    if now is None:
         return None
-    if ref.snapshot != digest and not force:
-        here = store.shelf.records.snapshot(ref.snapshot)
+    if now != digest and not force:
+        here = _standing_for(store, label, now)
         if not continues(snapshot, here):
             raise RefConflict(
                 f"name {label!r}: the one here ({here.tokens} tokens) is not continued by the one at {source.where} "
                 f"({snapshot.tokens} tokens): {parting(here, snapshot)}. Pull it under another name with --as NEWNAME, or "
                 f"replace the one here with --force.",
                 label=label,
-                here=ref.snapshot.hex,
+                here=now.hex,
                 there=digest.hex,
             )
-    return ref.snapshot
+    return now
+
+
+def _standing_for(store: Store, label: str, digest: SnapshotDigest) -> Snapshot:
+    """The snapshot that a name here stands for, to be compared with the remote's."""
+    todo = f"Nobody can tell whether the remote's continues it: replace it with `kvferry pull --force REMOTE {shlex.quote(label)}`."
+    try:
+        return store.shelf.records.snapshot(digest)
+    except SnapshotCorrupt as error:
+        raise error.told(what=f"name {label!r} here: snapshot {digest}", todo=todo) from error
+    except SnapshotMissing as error:
+        raise SnapshotMissing(
+            f"name {label!r} here: expected the manifest of snapshot {digest} in {store.shelf.path}, found none. {todo}",
+            **error.details,
+        ) from error
 
 
 def _pull(store: Store, source: Source, current: Plan, incoming: Incoming, tally: Tally) -> Carried:
@@ -173,7 +191,7 @@ def _fetch(source: Source, left: Lengths, incoming: Incoming, tally: Tally) -> N
     def batch(lengths: Lengths) -> None:
         for asked, (name, chunks) in zip(lengths, source.fetch(list(lengths)), strict=True):
             assert name == asked, "a remote answered for another object"
-            with blaming(source.where, ObjectCorrupt, todo=_MEND):
+            with blaming_remote(source.where):
                 incoming.land(name, lengths[name], chunks)
 
     carry(left, batch, tally)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 
 from kvstore.digest import ContentDigest, SnapshotDigest
-from kvstore.errors import NotCovered, ObjectCorrupt, ObjectMissing, RefConflict, SnapshotMissing
+from kvstore.errors import (
+    NotCovered,
+    ObjectCorrupt,
+    ObjectMissing,
+    RefConflict,
+    RefCorrupt,
+    SnapshotCorrupt,
+    SnapshotMissing,
+)
+from kvstore.objects import mending
 from kvstore.records import check_label
 from kvstore.snapshot import Snapshot, whole
 from kvstore.store import Store
@@ -16,8 +26,6 @@ from .frames import Buffer
 from .plan import Lengths, Plan, continues, objects, parting, parts, plan
 from .reach import blaming, reaching
 from .remote import MAX_ASKED, Frame, Target
-
-_MEND = "It was not sent. Mend it here with `kvferry pull --verify` from a remote that has it."
 
 
 def plan_push(
@@ -47,7 +55,8 @@ def push(
     """Sends the named snapshots to a remote: of what the store covers, only objects that the remote lacks.
 
     The remote then promises what the store covers and what it had anyway. A name that it has moves only to a snapshot that
-    continues the one it stands for (`plan.continues`), else `RefConflict`; ``force`` moves it anyway. With ``verify`` the remote
+    continues the one it stands for (`plan.continues`), else `RefConflict` (`RefCorrupt` where nobody can tell); ``force`` moves it
+    anyway. With ``verify`` the remote
     reads what it has already, and gets again what is damaged. Each snapshot is published by itself, in order; on an error the
     earlier ones stay, and a later push carries the rest.
 
@@ -62,7 +71,7 @@ def push(
             tally.skipped += first.there
             current = first
             for attempt in range(1, ATTEMPTS + 1):
-                _send(store, target, current.move, tally)
+                _send(store, target, current, tally)
                 try:
                     now = target.publish(current.snapshot, current.coverage, current.label, current.expect)
                 except ObjectMissing:
@@ -93,8 +102,8 @@ def _plan(store: Store, target: Target, label: str, force: bool, verify: bool, c
     made = plan(label, expect, snapshot, wanted, there=there, source=covered.keys())
     if made.usable == 0:
         raise NotCovered(
-            f"{store.shelf.path}: {made.nowhere} objects of {label!r} are not here, and nothing can be continued from the rest. "
-            f"Pull it again from a remote that has it.",
+            f"{store.shelf.path}: {label!r}: expected its objects here or there, found that {made.nowhere} are on neither side, and nothing "
+            f"can be continued from the rest. {mending(label, absent=True)}",
             label=label,
             nowhere=made.nowhere,
         )
@@ -105,11 +114,16 @@ def _expect(
     store: Store, target: Target, label: str, digest: SnapshotDigest, snapshot: Snapshot, force: bool
 ) -> SnapshotDigest | None:
     """Where ``label`` stands at the remote. `RefConflict` unless it may move to ``snapshot``."""
-    ref = target.ref(label)
+    try:
+        ref = target.ref(label)
+    except RefCorrupt:
+        if not force:
+            raise
+        return None
     if ref is None:
         return None
     if ref.snapshot != digest and not force:
-        there = target.snapshot(ref.snapshot)
+        there = _standing_for(target, label, ref.snapshot)
         if not continues(snapshot, there):
             raise RefConflict(
                 f"name {label!r}: the one at {target.where} ({there.tokens} tokens) is not continued by the one here "
@@ -122,14 +136,30 @@ def _expect(
     return ref.snapshot
 
 
-def _send(store: Store, target: Target, lengths: Lengths, tally: Tally) -> None:
+def _standing_for(target: Target, label: str, digest: SnapshotDigest) -> Snapshot:
+    """The snapshot that a name at the remote stands for, to be compared with the one here."""
+    todo = f"Nobody can tell whether the one here continues it: replace it with `kvferry push --force REMOTE {shlex.quote(label)}`."
+    try:
+        return target.snapshot(digest)
+    except SnapshotCorrupt as error:
+        raise error.told(todo=todo) from error
+    except SnapshotMissing as error:
+        raise SnapshotMissing(
+            f"name {label!r} at {target.where}: expected the manifest of snapshot {digest}, found none. {todo}",
+            **error.details,
+        ) from error
+
+
+def _send(store: Store, target: Target, current: Plan, tally: Tally) -> None:
+    lengths = current.move
+    mend = f"It was not sent. Mend it here: {mending(current.label)}"
     resumed: set[ContentDigest] = set()
     for part in parts(lengths, MAX_ASKED):
         resumed |= target.resume(part)
     tally.adopted({name: lengths[name] for name in resumed})
 
     def batch(some: Lengths) -> None:
-        with blaming(str(store.shelf.path), ObjectCorrupt, todo=_MEND):
+        with blaming(str(store.shelf.path), ObjectCorrupt, todo=mend):
             target.put(_frames(store, some), some)
 
     carry({name: length for name, length in lengths.items() if name not in resumed}, batch, tally)

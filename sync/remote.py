@@ -42,7 +42,9 @@ class Remote(Protocol):
         """Every ref, by label."""
         ...
 
-    def ref(self, label: str) -> Ref | None: ...
+    def ref(self, label: str) -> Ref | None:
+        """What a name stands for; None where there is none. `RefCorrupt`: then `Target.publish` takes it for absent."""
+        ...
 
     def snapshot(self, digest: SnapshotDigest) -> Snapshot:
         """The manifest, verified against its digest. `SnapshotMissing`, `SnapshotCorrupt`."""

@@ -1,4 +1,4 @@
-"""Bundles for every test: `tiny` is built once into pytest's cache, `gemma3-270m` once into the user's cache."""
+"""Bundles for every test: the tiny ones are built once into pytest's cache, `gemma3-270m` and `smollm2` once into the user's cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from optional import require
+from optional import missing, require
 
 hypothesis.settings.register_profile("kvferry", deadline=None)  # this machine is shared: time proves nothing
 hypothesis.settings.load_profile("kvferry")
@@ -42,6 +42,44 @@ def tiny_bundle(request: pytest.FixtureRequest) -> Path:
     folder = Path(request.config.cache.mkdir("bundles"))
     with alone(folder):
         return build_bundle("tiny", folder / f"tiny-{builder_key()}").path
+
+
+@pytest.fixture(scope="session")
+def tiny_gemma4_bundle(request: pytest.FixtureRequest) -> Path:
+    """The folder of the tiny-gemma4 bundle, of the published shape. Do not write to it."""
+    from runtime.build import build_bundle
+
+    assert request.config.cache is not None
+    folder = Path(request.config.cache.mkdir("bundles"))
+    with alone(folder):
+        return build_bundle("tiny-gemma4", folder / f"tiny-gemma4-{builder_key()}").path
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_bundle(request: pytest.FixtureRequest) -> Path:
+    """The folder of the tiny-llama bundle. Do not write to it."""
+    from runtime.build import build_bundle
+
+    assert request.config.cache is not None
+    folder = Path(request.config.cache.mkdir("bundles"))
+    with alone(folder):
+        return build_bundle("tiny-llama", folder / f"tiny-llama-{builder_key()}").path
+
+
+@pytest.fixture(scope="session")
+def smollm2_bundle() -> Path:
+    """The folder of the smollm2 bundle (real_model tests only). Do not write to it."""
+    from kvstore.cli import cache_folder
+    from runtime.build import SourceMissing, TargetExists, build_bundle
+
+    folder, downloads = cache_folder() / "bundles", cache_folder() / "downloads"
+    with alone(folder):
+        try:
+            return build_bundle("smollm2", folder / "smollm2", downloads=downloads).path
+        except TargetExists:  # an earlier builder's
+            return build_bundle("smollm2", folder / f"smollm2-{builder_key()}", downloads=downloads).path
+        except SourceMissing as error:
+            missing(str(error))
 
 
 @pytest.fixture(scope="session")

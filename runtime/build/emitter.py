@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.build.authoring import six_bits
+from runtime.build.compress import Half, Matrix, Rows8
+
 F16 = np.float16
 #: A row whose largest magnitude is smaller is divided by this instead, so that an all-zero row gives 0 and not NaN. Any
 #: divisor is exact, because epsilon is divided by its square too. 2⁻¹⁰ keeps that quotient inside fp16.
@@ -88,8 +91,24 @@ class Emitter:
             return x
         return self.mb.reshape(x=x, shape=self.ints(*shape), name=name)
 
-    def norm(self, x: Any, key: str, gain: NDArray[np.float16], epsilon: float, name: str) -> Any:
-        """RMSNorm over the last axis with gain: x / sqrt(mean(x²) + epsilon) · gain, same shape."""
+    def matrix(self, key: str, value: Matrix) -> Any:
+        """A weight matrix [out, in] in the form it is stored in. ``key`` as for :meth:`weight`, which its parts share."""
+        if key not in self.constants:
+            name = key.replace(".", "_")
+            if isinstance(value, Half):
+                return self.weight(key, value.values)
+            if isinstance(value, Rows8):
+                rows, steps = self.weight(f"{key}.rows", value.rows), self.weight(f"{key}.steps", value.steps)
+                var = self.mb.constexpr_blockwise_shift_scale(data=rows, scale=steps, name=name)
+            else:
+                indices = self.weight(f"{key}.indices", six_bits(value.indices))
+                tables = self.weight(f"{key}.tables", value.tables[:, None, :, None])
+                var = self.mb.constexpr_lut_to_dense(indices=indices, lut=tables, name=name)
+            self.constants[key] = var
+        return self.constants[key]
+
+    def norm(self, x: Any, key: str, gain: NDArray[np.float16] | None, epsilon: float, name: str) -> Any:
+        """RMSNorm over the last axis: x / sqrt(mean(x²) + epsilon), times the gain where there is one; same shape."""
         mb, keep, last = self.mb, self.boolean(True), self.ints(-1)
         root = math.sqrt(epsilon)
         if self.numerics.norm_by_maximum:
@@ -108,6 +127,8 @@ class Emitter:
         if self.numerics.norm_by_maximum:
             shifted = mb.maximum(x=shifted, y=self.scalar(MEAN_FLOOR), name=f"{name}_floored")
         inverse = mb.rsqrt(x=shifted, epsilon=self.scalar(0.0), name=f"{name}_rsqrt")
+        if gain is None:
+            return mb.mul(x=x, y=inverse, name=name)
         unit = mb.mul(x=x, y=inverse, name=f"{name}_unit")
         return mb.mul(x=unit, y=self.weight(key, gain), name=name)
 

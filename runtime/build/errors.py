@@ -17,6 +17,12 @@ class ModelUnknown(BuildError, ValueError):
     exit_code = 2
 
 
+class PackingUnsupported(BuildError, ValueError):
+    """A form of the weights that this family isn't built in."""
+
+    exit_code = 2
+
+
 class SourceMissing(BuildError, Missing):
     """The file with the weights isn't there."""
 

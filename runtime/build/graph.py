@@ -21,12 +21,20 @@ Layer = Mapping[str, NDArray[np.float16]]
 
 
 def fold(spec: Spec, numerics: Numerics, layer: Layer) -> Layer:
-    """The layer with the residual scale and the attention scale folded into the gains that precede them. Shares the matrices."""
+    """The layer with the residual scale and the attention scale folded into what precedes them. Shares what it doesn't change.
+
+    That is the gain of the norm in between, or, in families without that norm, the matrix itself. Dividing a matrix of fp16 numbers is exact
+    but for those that end up below fp16's smallest normal number, and they lose less than the others' last bit is worth.
+    """
     folded = dict(layer)
-    for name in ("post_attention_norm.weight", "post_ffw_norm.weight"):
-        folded[name] = (layer[name].astype(np.float32) / numerics.residual_scale).astype(F16)
-    query = layer["attn_q_norm.weight"].astype(np.float32) * np.float32(spec.attention_scale)
-    folded["attn_q_norm.weight"] = query.astype(F16)
+
+    def multiply(norm: str, matrix: str, factor: float) -> None:
+        name = norm if norm in layer else matrix
+        folded[name] = (layer[name].astype(np.float32) * np.float32(factor)).astype(F16)
+
+    multiply("post_attention_norm.weight", "attn_output.weight", 1 / numerics.residual_scale)
+    multiply("post_ffw_norm.weight", "ffn_down.weight", 1 / numerics.residual_scale)
+    multiply("attn_q_norm.weight", "attn_q.weight", spec.attention_scale)
     return folded
 
 
@@ -112,26 +120,34 @@ class ChunkFunction:
         def norm(x: Any, tensor: str, name: str, epsilon: float) -> Any:
             return emit.norm(x, f"blk.{i}.{tensor}", layer[tensor], epsilon, f"l{i}_{name}")
 
+        def own_norm(x: Any, name: str) -> Any:
+            """A norm that not every family has."""
+            tensor = f"{name}.weight"
+            return norm(x, tensor, name.removeprefix("attn_"), spec.norm_epsilon) if tensor in layer else x
+
         # The residual stream is carried divided, so the epsilon of norms that read it is divided by the square.
         residual_epsilon = spec.norm_epsilon / emit.numerics.residual_scale**2
         x = norm(hidden, "attn_norm.weight", "attn_norm", residual_epsilon)
         q = emit.reshape(linear(x, "attn_q.weight", "q"), (n, spec.heads, spec.head_dim), f"l{i}_q_heads")
         k = emit.reshape(linear(x, "attn_k.weight", "k"), (n, spec.kv_heads, spec.head_dim), f"l{i}_k_heads")
-        q = emit.rotate(norm(q, "attn_q_norm.weight", "q_norm", spec.norm_epsilon), cos, sin, f"l{i}_q_rope")
-        k = emit.rotate(norm(k, "attn_k_norm.weight", "k_norm", spec.norm_epsilon), cos, sin, f"l{i}_k_rope")
+        q = emit.rotate(own_norm(q, "attn_q_norm"), cos, sin, f"l{i}_q_rope")
+        k = emit.rotate(own_norm(k, "attn_k_norm"), cos, sin, f"l{i}_k_rope")
         k_row = mb.reshape(x=k, shape=emit.ints(n, spec.kv_width), name=f"k_{i}_row")
         v_row = mb.identity(x=linear(x, "attn_v.weight", "v"), name=f"v_{i}_row")
         keys, k_out = self._cache(i, "k", k_row)
         values, v_out = self._cache(i, "v", v_row)
         attended = self._attend(i, q, keys, values, mask)
-        attended = linear(attended, "attn_output.weight", "attn_output")
-        attended = norm(attended, "post_attention_norm.weight", "post_attention_norm", spec.norm_epsilon)
+        attended = own_norm(linear(attended, "attn_output.weight", "attn_output"), "post_attention_norm")
         hidden = mb.add(x=hidden, y=attended, name=f"l{i}_after_attention")
 
         x = norm(hidden, "ffn_norm.weight", "ffn_norm", residual_epsilon)
-        gate = mb.gelu(x=linear(x, "ffn_gate.weight", "gate"), mode=emit.text("TANH_APPROXIMATION"), name=f"l{i}_gelu")
+        gate = linear(x, "ffn_gate.weight", "gate")
+        if spec.activation == "silu":
+            gate = mb.silu(x=gate, name=f"l{i}_silu")
+        else:
+            gate = mb.gelu(x=gate, mode=emit.text("TANH_APPROXIMATION"), name=f"l{i}_gelu")
         x = mb.mul(x=gate, y=linear(x, "ffn_up.weight", "up"), name=f"l{i}_gated")
-        x = norm(linear(x, "ffn_down.weight", "down"), "post_ffw_norm.weight", "post_ffw_norm", spec.norm_epsilon)
+        x = own_norm(linear(x, "ffn_down.weight", "down"), "post_ffw_norm")
         return mb.add(x=hidden, y=x, name=f"l{i}_after_ffn"), [k_out, v_out]
 
     def _cache(self, i: int, which: str, row: Any) -> tuple[Any, Any]:

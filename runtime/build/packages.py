@@ -21,7 +21,6 @@ from runtime.build.sidecar import BLOCK_ROWS, quantise_output
 from runtime.build.source import Source
 from runtime.build.spec import (
     EMBEDDING,
-    LAYER_TENSORS,
     OFFSET_WIDTHS,
     OUTPUT,
     OUTPUT_NORM,
@@ -35,7 +34,7 @@ Digests = dict[str, TensorDigest]
 
 def read_layer(source: Source, index: int) -> Layer:
     """One layer's tensors as the bundle keeps them (fp16), before any gain is folded."""
-    return {name: _half(f"blk.{index}.{name}", source) for name in LAYER_TENSORS}
+    return {name: _half(f"blk.{index}.{name}", source) for name in source.spec.layer_tensors}
 
 
 def _half(name: str, source: Source) -> NDArray[np.float16]:
@@ -95,7 +94,7 @@ def write_heads(folder: Path, source: Source, numerics: Numerics, progress: Call
     gain = _half(OUTPUT_NORM, source)
     for name, shape in ((config.HEAD, (spec.hidden,)), (config.VERIFY_HEAD, (VERIFY_WIDTH, spec.hidden))):
         write_package(folder / name, [head_recipe(spec, numerics, shape, gain, rows, steps)])
-    _share(folder / config.HEAD / WEIGHT_FILE, folder / config.VERIFY_HEAD / WEIGHT_FILE)
+    share_file(folder / config.HEAD / WEIGHT_FILE, folder / config.VERIFY_HEAD / WEIGHT_FILE)
     return {
         OUTPUT_NORM: tensor_digest(gain),
         "output.rows": tensor_digest(rows),
@@ -119,7 +118,7 @@ def head_recipe(
     return FunctionRecipe("main", {"hidden": shape}, emit)
 
 
-def _share(first: Path, second: Path) -> None:
+def share_file(first: Path, second: Path) -> None:
     """Make ``second`` a hard link to ``first`` if their bytes are equal: 168 MB for Gemma."""
     if not filecmp.cmp(first, second, shallow=False):
         return

@@ -6,6 +6,7 @@ the reader divides by 127, the head's are the fp16 steps that ``constexpr_blockw
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,10 +46,12 @@ def write_embedding(
     shape: tuple[int, int],
     divide: float,
     progress: Callable[[int], None],
+    noted: str = "token_embd",
 ) -> dict[str, TensorDigest]:
     """Write the embedding sidecar [rows, columns]: int8 rows, and one little-endian float32 scale a row, divided by ``divide``.
 
-    ``name`` is the tensor's, for refusals: SourceFieldError unless all is finite. ``progress`` gets the number of rows written so far. Returns the digests of rows and undivided scales.
+    ``name`` is the tensor's, for refusals: SourceFieldError unless all is finite. ``progress`` gets the number of rows written so far. Returns the
+    digests of rows and undivided scales, under ``noted``.
     """
     magnitudes = np.empty(shape[0], np.float32)
     done = 0
@@ -61,7 +64,32 @@ def write_embedding(
             progress(done)
     scales_path.write_bytes((magnitudes / np.float32(divide)).astype("<f4").tobytes())
     written = np.memmap(rows_path, np.int8, "r", shape=shape)
-    return {"token_embd.rows": tensor_digest(written), "token_embd.scales": tensor_digest(magnitudes)}
+    return {f"{noted}.rows": tensor_digest(written), f"{noted}.scales": tensor_digest(magnitudes)}
+
+
+def write_half_table(
+    name: str,
+    blocks: Iterator[NDArray[np.float32]],
+    path: Path,
+    *,
+    shape: tuple[int, int],
+    square: int,
+    progress: Callable[[int], None],
+    noted: str,
+) -> dict[str, TensorDigest]:
+    """Write a sidecar [rows, columns] of little-endian fp16: each row times the square root of ``square``, as the host uses it.
+
+    The rest as :func:`write_embedding`; the digest is that of what is written.
+    """
+    factor = np.float32(math.sqrt(square))
+    done = 0
+    with path.open("wb") as file:
+        for block in blocks:
+            _require_finite(name, block * factor)
+            file.write((block * factor).astype("<f2").tobytes())
+            done += len(block)
+            progress(done)
+    return {noted: tensor_digest(np.memmap(path, "<f2", "r", shape=shape))}
 
 
 def quantise_output(

@@ -6,25 +6,42 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from runtime.build.spec import Spec, Weights
-from runtime.build.vocabulary import Vocabulary
 
 #: What a model was made from: plain values. Two sources of one name with equal origin give the same bundle.
 Origin = Mapping[str, str | int]
 
 
+class Tokens(Protocol):
+    """A vocabulary that can be written as the two files of a tokenizer: the same text every time."""
+
+    def tokenizer_json(self) -> str: ...
+
+    def tokenizer_config_json(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What an app puts around messages: a user's is ``prefix`` + text + ``suffix``, the model's ends with ``assistant_suffix``."""
+
+    prefix: str
+    suffix: str
+    assistant_suffix: str
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model ready to be built. ``terms`` are for the user to read; ``chat``: it was trained on Gemma's turns."""
+    """A model ready to be built. ``terms`` are for the user to read; ``turns`` None: it was not trained on turns."""
 
     spec: Spec
     weights: Weights
-    vocabulary: Vocabulary
+    vocabulary: Tokens
     origin: Origin
     license: str
     terms: str | None
-    chat: bool
+    turns: Turns | None
 
 
 @dataclass(frozen=True, slots=True)

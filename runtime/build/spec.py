@@ -1,4 +1,4 @@
-"""The geometry of a Gemma 3 text model, and where its weights come from.
+"""The geometry of a text decoder, and where its weights come from.
 
 A :class:`Spec` is everything the graph, the sidecars and ``convert_config.json`` need besides the weights themselves.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
+Activation = Literal["gelu_tanh", "silu"]
 
 #: What a mask holds where a slot is invisible: finite, because inf - inf is NaN.
 NEG = -4.0e4
@@ -25,13 +26,18 @@ VERIFY_WIDTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A Gemma 3 text decoder. Lengths in tokens, widths in elements, RoPE bases dimensionless.
+    """A text decoder. Lengths in tokens, widths in elements, RoPE bases dimensionless.
+
+    What families differ in: ``layer_tensors`` are what each layer has, and a norm that isn't among them is left out of the graph;
+    ``activation`` is the gate's; an embedding row is multiplied by the square root of ``embedding_square``. ``window`` and
+    ``rope_base_sliding`` are None exactly where no layer is sliding.
 
     ``attention_scale`` multiplies q·k; ``rope_factor_full`` divides the full layers' rotary frequencies. ``layer_types`` has one of :data:`SLIDING`, :data:`FULL` per layer.
     ``chunk_bounds`` are half-open layer ranges that cover 0..layers without gaps.
     """
 
     name: str
+    architecture: str
     layers: int
     hidden: int
     ffn: int
@@ -39,14 +45,17 @@ class Spec:
     kv_heads: int
     head_dim: int
     vocabulary: int
-    window: int
+    window: int | None
     context: int
     layer_types: tuple[str, ...]
     rope_base_full: float
     rope_factor_full: float
-    rope_base_sliding: float
+    rope_base_sliding: float | None
     norm_epsilon: float
     attention_scale: float
+    activation: Activation
+    embedding_square: int
+    layer_tensors: tuple[str, ...]
     eos_token_ids: tuple[int, ...]
     chunk_bounds: tuple[tuple[int, int], ...]
 
@@ -61,6 +70,7 @@ class Spec:
         Correctly rounded: they are part of a model's identity, and ``pow`` differs in the last bit between machines.
         """
         base, factor = (self.rope_base_full, self.rope_factor_full) if kind == FULL else (self.rope_base_sliding, 1.0)
+        assert base is not None, "a model without sliding layers has no frequencies of theirs"
         with localcontext(prec=50):
             exponents = [Decimal(-2 * i) / self.head_dim for i in range(self.head_dim // 2)]
             return tuple(float(Decimal(base) ** exponent / Decimal(factor)) for exponent in exponents)
@@ -72,7 +82,8 @@ class Spec:
 
 
 class Weights(Protocol):
-    """Source tensors by their GGUF names, in the conventions of a Gemma GGUF (norm gains include the +1)."""
+    """Source tensors by their GGUF names: norm gains are what rows are multiplied by (Gemma's include the +1), and rotary pairs are
+    (i, i + head_dim/2) of each head."""
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """The whole tensor, [out, in] or [n], float32, owned by the caller."""
@@ -88,25 +99,25 @@ class Weights(Protocol):
 EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"
 OUTPUT_NORM = "output_norm.weight"
+#: What a layer of every family has.
 LAYER_TENSORS = (
     "attn_k.weight",
-    "attn_k_norm.weight",
     "attn_norm.weight",
     "attn_output.weight",
     "attn_q.weight",
-    "attn_q_norm.weight",
     "attn_v.weight",
     "ffn_down.weight",
     "ffn_gate.weight",
     "ffn_norm.weight",
     "ffn_up.weight",
-    "post_attention_norm.weight",
-    "post_ffw_norm.weight",
 )
+#: Norms that some families have: of each head's query and key, and of what attention and feed-forward add to the residual stream.
+HEAD_NORMS = ("attn_q_norm.weight", "attn_k_norm.weight")
+POST_NORMS = ("post_attention_norm.weight", "post_ffw_norm.weight")
 
 
 def layer_shape(spec: Spec, tensor: str) -> tuple[int, ...]:
-    """The shape of one of :data:`LAYER_TENSORS`."""
+    """The shape of one of :data:`LAYER_TENSORS`, :data:`HEAD_NORMS` or :data:`POST_NORMS`."""
     attention = spec.heads * spec.head_dim
     return {
         "attn_k.weight": (spec.kv_width, spec.hidden),

@@ -37,7 +37,9 @@ class SidecarSpec:
 class BundleConfig:
     """The geometry, function names and file names of a bundle. All sizes in elements, positions in tokens.
 
-    ``head_dim`` is a sliding layer's, ``global_head_dim`` a full layer's. ``prefill_widths`` are descending;
+    ``embed_divisor`` is what the embedding rows that the chunks are given, the table's or an encoder's, have been divided by; None where the
+    bundle doesn't say. ``head_dim`` is a sliding layer's, ``global_head_dim`` a full layer's; ``sliding_window`` and ``inv_slide`` are None exactly where no
+    layer is sliding, and then the two head dimensions are equal. ``prefill_widths`` are descending;
     ``plain_width`` is one of them or None. ``verify_functions[w]`` is the function to run for a verification of width
     ``w``, which is the prefill function of that width where there is one; ``lmhead_batched`` has the same keys.
     """
@@ -55,11 +57,12 @@ class BundleConfig:
     ctx: int
     head_dim: int
     global_head_dim: int
-    sliding_window: int
+    sliding_window: int | None
     neg: float
+    embed_divisor: float | None
     kv_heads: int
     layer_types: tuple[str, ...]
-    inv_slide: tuple[float, ...]
+    inv_slide: tuple[float, ...] | None
     inv_full: tuple[float, ...]
     chunks: tuple[str, ...]
     lmhead: str

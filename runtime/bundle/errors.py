@@ -48,7 +48,11 @@ class BundleDamaged(BundleError, Corrupt):
         super().__init__(message, **details)
         self.file: str = details.get("file", "")
         self.expected: str = details.get("expected", "")
-        self.found: str = details.get("found", "")
+
+    @property
+    def found(self) -> str:
+        """The digest or size that was found."""
+        return str(self.details.get("found", ""))
 
 
 class TokenOutOfRange(BundleError, IndexError):
@@ -71,7 +75,8 @@ def field_error(file: str, field: str, expected: str, found: str, fix: str = _AG
 def file_missing(file: str, wanted_by: str) -> BundleFileMissing:
     """``wanted_by``: the file and field that name it, or what it is."""
     return BundleFileMissing(
-        f"{file}: expected this file ({wanted_by}), found none. Copy it into the bundle, or rebuild the bundle.",
+        f"{file}: expected this file ({wanted_by}), found none. Copy it into the bundle, or make the bundle again with "
+        "`kvferry bundle build`.",
         file=file,
     )
 

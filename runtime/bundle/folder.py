@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvstore.identity import Identity
 from kvstore.layout import Layout
 
+from ..packaging import PACKAGE, stem
 from ..tokenizer_digest import CONFIG as TOKENIZER_CONFIG
 from ..tokenizer_digest import TOKENIZER, tokenizer_digest
 from .config import BundleConfig, SidecarSpec
@@ -18,8 +18,8 @@ from .digests import DigestCache
 from .errors import file_missing
 from .fields import read_fields
 from .identity import blobs_digest, kv_identity, kv_layout
-from .parse import CONVERT_CONFIG, MANIFEST, parse_config
-from .paths import PACKAGE, files_below, inside, package_of, stem
+from .parse import CONVERT_CONFIG, MANIFEST, parse_config, spare_tables
+from .paths import disk_bytes, files_below, folder_of, inside, package_of
 from .record import Record, read_record
 from .sidecar import Sidecar
 
@@ -44,7 +44,7 @@ class Bundle:
         config_sha256: str,
         record: Record | None,
         cache: DigestCache,
-        compiled_first: bool,
+        spare_tables: frozenset[str],
     ) -> None:
         """Use `Bundle.open`."""
         self.root = root
@@ -52,24 +52,20 @@ class Bundle:
         self.config_sha256 = config_sha256
         self._record = record
         self._cache = cache
-        self._compiled_first = compiled_first
         self._packages = self._find_packages()
         self._tables = self._find_tables()
         if not (root / TOKENIZER).is_file():
             raise file_missing(TOKENIZER, "the tokenizer")
         if record is not None:
-            record.verify(root, self._used(), map(self._relative, self._packages.values()), cache)
+            record.verify(root, self._used(), self._spare(record) | spare_tables, cache)
         self.embed = self._sidecar("embed", config.embed)
         self.ple = None if config.ple is None else self._sidecar("ple", config.ple)
         cache.save()
 
     @classmethod
-    def open(
-        cls, path: Path, *, digest_cache: Path | None = None, compiled_first: bool = sys.platform == "darwin"
-    ) -> Bundle:
+    def open(cls, path: Path, *, digest_cache: Path | None = None) -> Bundle:
         """The bundle in the folder ``path``. ``digest_cache``: a file that may remember digests of bundle files.
 
-        ``compiled_first``: where a package and its compiled sibling both exist, use the compiled one, as Core ML does.
         Raises `BundleFieldError`, `BundleFileMissing`, `BundleDamaged`.
         """
         root = Path(path).resolve()
@@ -80,7 +76,8 @@ class Bundle:
         config = parse_config(manifest.values, convert.values)
         sha256 = hashlib.sha256(raw).hexdigest()
         cache = DigestCache.open(digest_cache)
-        return cls(root, config, sha256, read_record(root), cache, compiled_first)
+        spare = frozenset(spare_tables(convert.values, config))
+        return cls(root, config, sha256, read_record(root), cache, spare)
 
     def package_path(self, name: str) -> Path:
         """The folder to load for a package that the configuration names (a chunk or a head)."""
@@ -92,6 +89,10 @@ class Bundle:
         from ..tokenizer import Tokenizer
 
         return Tokenizer.open(self.root)
+
+    def disk_bytes(self) -> int:
+        """What the folder takes on disk: packages that share a file by a hard link take it once."""
+        return disk_bytes(self.root)
 
     def layout(self) -> Layout:
         """How the KV of this model lies in memory and in objects."""
@@ -166,10 +167,7 @@ class Bundle:
         named = {name: f"corellm.chunks[{i}]" for i, name in enumerate(config.chunks)}
         named[config.lmhead] = "corellm.lmhead"
         named |= {n: f"corellm.verify.lmhead_batched.{w}" for w, n in config.lmhead_batched.items()}
-        return {
-            name: package_of(self.root, name, CONVERT_CONFIG, place, compiled_first=self._compiled_first)
-            for name, place in named.items()
-        }
+        return {name: package_of(self.root, name, CONVERT_CONFIG, place) for name, place in named.items()}
 
     def _find_tables(self) -> dict[str, tuple[Path, Path | None]]:
         found: dict[str, tuple[Path, Path | None]] = {}
@@ -193,6 +191,11 @@ class Bundle:
             if path.suffix == PACKAGE:
                 used += files_below(self.root, path)
         return [*used, TOKENIZER]
+
+    def _spare(self, record: Record) -> frozenset[str]:
+        """The recorded files of packages that are not in use, because a compiled copy is."""
+        folders = {self._relative(path) for path in self._packages.values()}
+        return frozenset(name for name in record.files if (folder := folder_of(name)) and folder not in folders)
 
     def _relative(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()

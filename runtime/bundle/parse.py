@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,12 @@ MAX_WIDTHS = 64
 MAX_EOS = 1024
 
 STAGES = ("int8", "fp16")
+DEFAULT_SCALES = {"embed": "embed_scale_f32.bin", "ple": "ple_scale_f32.bin"}
 COMPUTE_UNITS = ("all", "cpuAndGPU", "cpuAndNeuralEngine", "cpuOnly")
 DEFAULT_PLAIN = 512
 F16_MAX = 65504.0
 LEAST_MASK = -1000.0
+MAX_DIVISOR = 65504.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,9 @@ def parse_config(manifest: Mapping[str, Any], convert: Mapping[str, Any]) -> Bun
     if len(kinds) != layers:
         raise io.error("layer_types", f"{layers} entries (num_layers)", f"{len(kinds)}")
 
+    if SLIDING not in kinds:
+        _nothing_sliding(io, head_dim, global_head_dim)
+
     corellm = root.child("corellm")
     bounds = _bounds(root, layers, first_shared)
     chunks = corellm.each("chunks", MAX_CHUNKS, "a package name", _name)
@@ -95,11 +100,12 @@ def parse_config(manifest: Mapping[str, Any], convert: Mapping[str, Any]) -> Bun
         ctx=io.integer("CTX", 1, MAX_CTX),
         head_dim=head_dim,
         global_head_dim=global_head_dim,
-        sliding_window=_window(io),
+        sliding_window=_window(io) if SLIDING in kinds else None,
         neg=_mask(io),
+        embed_divisor=_divisor(io, ours),
         kv_heads=kv_heads,
         layer_types=kinds,
-        inv_slide=_frequencies(io, "inv_slide", "HD", head_dim),
+        inv_slide=_frequencies(io, "inv_slide", "HD", head_dim) if SLIDING in kinds else None,
         inv_full=_frequencies(io, "inv_full", "GHD", global_head_dim),
         chunks=chunks,
         lmhead=corellm.text("lmhead"),
@@ -118,6 +124,16 @@ def parse_config(manifest: Mapping[str, Any], convert: Mapping[str, Any]) -> Bun
         assistant_suffix=head.prompts[2],
         prompt_suffix_thinking=head.prompts[3],
     )
+
+
+def spare_tables(convert: Mapping[str, Any], config: BundleConfig) -> Iterator[str]:
+    """The files of the sidecar stages that ``config``, which was parsed from ``convert``, does not use."""
+    tables = convert["corellm"]["sidecars"]
+    for stage in STAGES:
+        for name in ("embed", "ple"):
+            if stage != config.sidecar_stage and (table := (tables.get(stage) or {}).get(name)):
+                yield table["file"]
+                yield table.get("scale") or DEFAULT_SCALES[name]
 
 
 def _manifest(fields: Fields) -> _Manifest:
@@ -157,6 +173,15 @@ def _even(io: Fields, name: str) -> int:
     return value
 
 
+def _nothing_sliding(io: Fields, head_dim: int, global_head_dim: int) -> None:
+    """One spelling, and so one identity, of a model whose layers all see everything."""
+    for name in ("SLIDING", "inv_slide"):
+        if io.has(name):
+            raise io.error(name, "no such field (no layer in layer_types is sliding)")
+    if head_dim != global_head_dim:
+        raise io.error("HD", f"GHD {global_head_dim} (no layer in layer_types is sliding)")
+
+
 def _window(io: Fields) -> int:
     window = io.integer("SLIDING", 1, MAX_CTX)
     if window % BLOCK:
@@ -170,6 +195,12 @@ def _mask(io: Fields) -> float:
     if not -F16_MAX <= neg <= LEAST_MASK:
         raise io.error("NEG", f"a mask value from {-F16_MAX:g} to {LEAST_MASK:g} (finite in fp16)")
     return neg
+
+
+def _divisor(io: Fields, ours: bool) -> float | None:
+    if io.has("EMBED_DIVISOR"):
+        return io.number("EMBED_DIVISOR", 1.0, MAX_DIVISOR)
+    return None if ours else 1.0  # the published contract feeds an encoder's rows as they are
 
 
 def _frequencies(io: Fields, name: str, of: str, head_dim: int) -> tuple[float, ...]:
@@ -278,10 +309,10 @@ def _sidecars(
     for name in STAGES:
         if (fields := sidecars.optional_child(name)) is None:
             continue
-        embed = _sidecar(fields.child("embed"), name, hidden, hidden, "embed_scale_f32.bin")
+        embed = _sidecar(fields.child("embed"), name, hidden, hidden, DEFAULT_SCALES["embed"])
         ple = None
         if ple_dim:
-            ple = _sidecar(fields.child("ple"), name, layers * ple_dim, ple_dim, "ple_scale_f32.bin")
+            ple = _sidecar(fields.child("ple"), name, layers * ple_dim, ple_dim, DEFAULT_SCALES["ple"])
         elif fields.has("ple"):
             raise fields.error("ple", "no such field (ple_dim is 0)")
         found[name] = embed, ple

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
+from ..packaging import COMPILED, PACKAGE, folder_names, stem
 from .errors import field_error, file_missing
 
-PACKAGE = ".mlpackage"
-COMPILED = ".mlmodelc"
+__all__ = ["COMPILED", "PACKAGE", "disk_bytes", "files_below", "folder_of", "inside", "package_of", "stem"]
+
 MAX_NAME = 1024
 
 
@@ -45,29 +47,38 @@ def inside(root: Path, name: str, file: str, field: str) -> Path:
     return path
 
 
-def package_of(root: Path, name: str, file: str, field: str, *, compiled_first: bool) -> Path:
-    """The folder to load for the package called ``name``: itself, or its compiled sibling.
+def package_of(root: Path, name: str, file: str, field: str) -> Path:
+    """The folder of the model called ``name``: its compiled folder where there is one, else the package.
 
-    Core ML loads the compiled folder, other engines read the package: ``compiled_first`` says which one is wanted
-    where both exist. Raises `BundleFileMissing` where neither does.
+    Raises `BundleFileMissing` where there is neither, `BundleFieldError` for a name of another kind.
     """
-    given = inside(root, name, file, field)
-    if name.endswith(COMPILED):
-        choices = [given]
-    elif name.endswith(PACKAGE):
-        sibling = inside(root, name.removesuffix(PACKAGE) + COMPILED, file, field)
-        choices = [sibling, given] if compiled_first else [given, sibling]
-    else:
+    if not (names := folder_names(name)):
         raise field_error(file, field, f"a name ending in {PACKAGE} or {COMPILED}", f"{name[:80]!r}")
-    for path in choices:
+    inside(root, name, file, field)
+    for path in (inside(root, choice, file, field) for choice in names):
         if path.is_dir():
             return path
     raise file_missing(name, f"{file}: {field}")
 
 
-def stem(name: str) -> str:
-    """A package's name without its packaging."""
-    return name.removesuffix(PACKAGE).removesuffix(COMPILED)
+def folder_of(name: str) -> str | None:
+    """The package or compiled folder that the file called ``name`` is in; ``None`` for one that is in none."""
+    parts = name.split("/")
+    for i, part in enumerate(parts[:-1]):
+        if part.endswith((PACKAGE, COMPILED)):
+            return "/".join(parts[: i + 1])
+    return None
+
+
+def disk_bytes(root: Path) -> int:
+    """Bytes of the files below ``root``; those of a file with several names count once."""
+    sizes: dict[tuple[int, int], int] = {}
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with suppress(OSError):  # a link to nothing
+                stat = Path(folder, name).stat()
+                sizes[stat.st_dev, stat.st_ino] = stat.st_size
+    return sum(sizes.values())
 
 
 def files_below(root: Path, package: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,29 +30,26 @@ class Record:
     heads: str
     files: dict[str, str]
 
-    def verify(self, root: Path, used: Iterable[str], packages: Iterable[str], cache: DigestCache) -> None:
-        """Hashes every recorded file that is there. The bundle needs the files ``used``, and every recorded file below
-        the folders ``packages``; names are relative to ``root``.
+    def verify(self, root: Path, used: Iterable[str], spare: Container[str], cache: DigestCache) -> None:
+        """Hashes every recorded file. ``used`` must be recorded; of the recorded ones only ``spare`` may be absent. Names
+        are relative to ``root``.
 
-        Raises `BundleDamaged` for a file with another digest, `BundleFileMissing` for a needed one that is not there,
-        `BundleFieldError` for a needed one that the record does not cover.
+        Raises `BundleDamaged` for a file with another digest, `BundleFileMissing` for one that is not there,
+        `BundleFieldError` for a used one that the record does not cover.
         """
-        needed = set(used)
-        for package in packages:
-            needed.update(name for name in self.files if name.startswith(package + "/"))
-        for name in sorted(needed - self.files.keys()):
+        for name in sorted(set(used) - self.files.keys()):
             fix = f"Rebuild the bundle, or remove {RECORD} to use the bundle without its record"
             raise field_error(RECORD, f"files.{name}", "a digest (the bundle uses this file)", "no such field", fix)
-        for name, expected in self.files.items():
-            path = inside(root, name, RECORD, f"files.{name}")
-            try:
-                found = cache.digest(path).hex()
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-                if name in needed:
-                    raise file_missing(name, f"{RECORD}: files") from error
-                continue
-            if found != expected:
-                raise damaged(name, f"BLAKE3 {expected} ({RECORD})", found)
+        paths = {name: inside(root, name, RECORD, f"files.{name}") for name in self.files}
+        # what is gone is found before gigabytes are hashed
+        for name in [name for name, path in paths.items() if not path.is_file()]:
+            if name not in spare:
+                raise file_missing(name, f"{RECORD}: files")
+            del paths[name]
+        for name, path in paths.items():
+            found = cache.digest(path).hex()
+            if found != self.files[name]:
+                raise damaged(name, f"BLAKE3 {self.files[name]} ({RECORD})", found)
 
     def covers(self, package: str) -> bool:
         """Whether any file below the package's folder is recorded."""

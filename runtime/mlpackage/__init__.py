@@ -1,6 +1,6 @@
 """Reads Core ML's ``.mlpackage`` folders with protobuf and a memory map; coremltools is not needed.
 
-Files in order: errors, ir, schema, blob, program, package. Each imports only those before it.
+Files in order: errors, ir, limits, schema, blob, weights, program, package. Each imports only those before it.
 """
 
 from runtime.mlpackage.errors import PackageError, PackageMissing

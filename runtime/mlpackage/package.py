@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import threading
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.mlpackage.blob import WeightFile
 from runtime.mlpackage.errors import PackageError, PackageMissing
 from runtime.mlpackage.ir import Blob, Const, Function, Program, Value
 from runtime.mlpackage.program import ProgramReader
 from runtime.mlpackage.schema import parse_model
+from runtime.mlpackage.weights import Weights, file_below, file_label
 
 _MANIFEST_LIMIT = 1 << 20
 _MODEL_LIMIT = 1 << 29
-_MODEL_PREFIX = "@model_path/"
-
 
 _READING = threading.Lock()
 """Held around every use of protobuf messages: two threads that read their own messages at once have crashed the interpreter."""
@@ -33,16 +31,15 @@ class Package:
 
     def __init__(self, path: Path, model: Path, reader: ProgramReader) -> None:
         self.path = path
-        self._model = model
         self._reader = reader
         self._functions: dict[str, Function] = {}
-        self._weights: dict[str, WeightFile] = {}
+        self._weights = Weights(path, model)
 
     @classmethod
     def open(cls, path: Path) -> Package:
         """Opens the package at ``path``. Raises ``PackageError`` (malformed), ``PackageMissing``."""
         model = _model_file(path)
-        label = _label(path, model)
+        label = file_label(path, model)
         size = model.stat().st_size
         if size > _MODEL_LIMIT:
             raise PackageError.of(label, "file size", f"at most {_MODEL_LIMIT} bytes", size)
@@ -85,30 +82,13 @@ class Package:
 
     def blob(self, blob: Blob) -> NDArray[np.generic]:
         """The stored elements of ``blob``, shaped, not dequantised. Raises ``PackageError``."""
-        weights = self._weights.get(blob.file)
-        if weights is None:
-            path = self._weight_path(blob.file)
-            weights = self._weights[blob.file] = WeightFile(path, _label(self.path, path))
-        return weights.view(blob.offset, blob.spec)
-
-    def _weight_path(self, name: str) -> Path:
-        relative = PurePosixPath(name.removeprefix(_MODEL_PREFIX))
-        if not name.startswith(_MODEL_PREFIX) or relative.is_absolute() or ".." in relative.parts:
-            raise PackageError.of(_label(self.path, self._model), "weight file", f"a path below {_MODEL_PREFIX}", name)
-        path = self._model.parent / relative
-        if not path.is_file():
-            raise PackageError.of(_label(self.path, self._model), "weight file", "a file", f"no {name}")
-        return path
-
-
-def _label(package: Path, file: Path) -> str:
-    return f"{package.name}/{file.relative_to(package).as_posix()}"
+        return self._weights.view(blob)
 
 
 def _model_file(path: Path) -> Path:
     """The model file that ``path``'s manifest names as its root."""
     manifest = path / "Manifest.json"
-    label = _label(path, manifest)
+    label = file_label(path, manifest)
     if not manifest.is_file():
         raise PackageMissing(
             f"{path}: expected a package folder with a Manifest.json, found none; copy or build the bundle again",
@@ -119,17 +99,14 @@ def _model_file(path: Path) -> Path:
         raise PackageError.of(label, "file size", f"at most {_MANIFEST_LIMIT} bytes", size)
     try:
         root: Any = json.loads(manifest.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PackageError.of(label, "content", "JSON", error) from error
     entry: Any = root
     for field in ("itemInfoEntries", root.get("rootModelIdentifier") if isinstance(root, dict) else None, "path"):
         if not isinstance(entry, dict) or not isinstance(field, str) or field not in entry:
             raise PackageError.of(label, "rootModelIdentifier", "an entry with a path", str(field))
         entry = entry[field]
-    relative = PurePosixPath(entry) if isinstance(entry, str) else PurePosixPath("..")
-    if relative.is_absolute() or ".." in relative.parts:
-        raise PackageError.of(label, "path", "a path inside Data/", entry)
-    model = path / "Data" / relative
-    if not model.is_file():
-        raise PackageError.of(label, "path", "a file", f"no Data/{relative}")
+    model = file_below(path / "Data", entry) if isinstance(entry, str) else None
+    if model is None:
+        raise PackageError.of(label, "path", "a file inside Data/", str(entry)[:80])
     return model

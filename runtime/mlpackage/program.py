@@ -11,6 +11,7 @@ import numpy as np
 from runtime.mlpackage.blob import unpack
 from runtime.mlpackage.errors import PackageError
 from runtime.mlpackage.ir import BITS, Arg, Blob, Const, Function, Name, Op, TensorSpec, Value
+from runtime.mlpackage.limits import ELEMENT_LIMIT, IMMEDIATE_LIMIT, RANK_LIMIT
 
 _DTYPES = {
     1: "bool", 2: "string", 10: "fp16", 11: "fp32", 12: "fp64", 21: "int8", 22: "int16", 23: "int32",
@@ -20,9 +21,6 @@ _DTYPES = {
 _TYPES = ("tensorType", "listType", "tupleType", "dictionaryType", "stateType")
 _TENSORS = ("floats", "ints", "bools", "strings", "longInts", "doubles", "bytes")
 _SIZES = ("constant", "unknown")
-_RANK_LIMIT = 16
-_ELEMENT_LIMIT = 1 << 36
-_IMMEDIATE_LIMIT = 1 << 27
 
 
 class ProgramReader:
@@ -102,8 +100,8 @@ class ProgramReader:
             blob = message.blobFileValue
             return Blob(spec, blob.fileName, blob.offset)
         tensor = message.immediateValue.tensor
-        if spec.size > _IMMEDIATE_LIMIT:
-            raise self.wrong(where, f"at most {_IMMEDIATE_LIMIT} inline elements", spec.size)
+        if spec.size > IMMEDIATE_LIMIT:
+            raise self.wrong(where, f"at most {IMMEDIATE_LIMIT} inline elements", spec.size)
         kind = self._one(where, tensor, _TENSORS)
         if kind == "bytes":
             raw, bits = tensor.bytes.values, BITS[spec.dtype]
@@ -132,14 +130,14 @@ class ProgramReader:
         tensor = message.tensorType
         if tensor.dataType not in _DTYPES:
             raise self.wrong(f"{where}: dataType", f"one of {sorted(_DTYPES)}", tensor.dataType)
-        if tensor.rank != len(tensor.dimensions) or tensor.rank > _RANK_LIMIT:
-            raise self.wrong(f"{where}: rank", f"{len(tensor.dimensions)} (at most {_RANK_LIMIT})", tensor.rank)
+        if tensor.rank != len(tensor.dimensions) or tensor.rank > RANK_LIMIT:
+            raise self.wrong(f"{where}: rank", f"{len(tensor.dimensions)} (at most {RANK_LIMIT})", tensor.rank)
         kinds = {self._one(f"{where}: dimensions", dimension, _SIZES) for dimension in tensor.dimensions}
         if kinds - {"constant"}:
             raise self.wrong(f"{where}: dimensions", "fixed sizes", "an unknown size")
         shape = tuple(dimension.constant.size for dimension in tensor.dimensions)
-        if prod(size or 1 for size in shape) > _ELEMENT_LIMIT:
-            raise self.wrong(f"{where}: elements", f"at most {_ELEMENT_LIMIT}", shape)
+        if prod(size or 1 for size in shape) > ELEMENT_LIMIT:
+            raise self.wrong(f"{where}: elements", f"at most {ELEMENT_LIMIT}", shape)
         return TensorSpec(shape, _DTYPES[tensor.dataType])
 
     def _one(self, where: str, message: Any, fields: Sequence[str]) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from runtime.mlpackage import Blob, TensorSpec, Value
+from runtime.mlpackage.ir import BITS
 from runtime.ops.widen import Widen, by_cast, widened
 
 
@@ -32,6 +33,7 @@ class WeightCache:
         self.values = values
         self.widen = widen
         self._arrays: dict[Hashable, NDArray[Any]] = {}
+        self._read: dict[tuple[str, int], int] = {}
 
     def get(self, key: Hashable, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         """The array of ``key``, made once."""
@@ -41,6 +43,15 @@ class WeightCache:
             found.flags.writeable = False
             self._arrays[key] = found
         return found
+
+    def note(self, blob: Blob) -> None:
+        """``blob`` of a weight file is about to be viewed or decoded."""
+        self._read[blob.file, blob.offset] = -(-blob.spec.size * BITS[blob.spec.dtype] // 8)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size in the weight files of everything that was viewed or decoded so far, each blob once."""
+        return sum(self._read.values())
 
     @property
     def nbytes(self) -> int:
@@ -81,6 +92,8 @@ class Stored:
 
     def raw(self) -> NDArray[Any]:
         """The stored elements, unconverted."""
+        if isinstance(self.value, Blob):
+            self.cache.note(self.value)
         return self.cache.values.array(self.value)
 
     def plain(self) -> NDArray[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from runtime.engine import LoadLedger, called
-from runtime.mlpackage import Package, TensorSpec
+from runtime.mil import Model, open_model
+from runtime.mlpackage import TensorSpec
 from runtime.ops import WeightCache
 from runtime.ops.widen import fastest
 from runtime.portable.function import PortableFunction
@@ -22,11 +24,20 @@ from runtime.portable.plan import Planner
 Compute = Literal["fp32", "fp16-rounding"]
 
 
+@dataclass(frozen=True, slots=True)
+class WeightBytes:
+    """``stored``: what the loaded functions read of weight files, each blob once, in its stored size: mapped, so in memory as far as it was
+    touched. ``decoded``: arrays made of them, in memory as long as the engine."""
+
+    stored: int
+    decoded: int
+
+
 class PortableEngine:
     """An ``Engine`` over the packages in a folder. One call at a time in a process: the limit on BLAS threads is global."""
 
     def __init__(self, root: Path, *, compute: Compute = "fp32", threads: int = 1) -> None:
-        """``root`` holds the packages. ``compute``: "fp16-rounding" also rounds every operation's result to fp16.
+        """``root`` holds the packages, or their compiled siblings. ``compute``: "fp16-rounding" also rounds every operation's result to fp16.
 
         ``threads`` is how many BLAS may use during a call; on a busy machine more than one can be far slower.
         """
@@ -38,7 +49,7 @@ class PortableEngine:
         self._threads = threads
         self._blas = ThreadpoolController()
         self._widen = fastest()
-        self._planners: dict[str, tuple[Package, Planner]] = {}
+        self._planners: dict[str, tuple[Model, Planner]] = {}
         self._functions: dict[tuple[str, str | None], _Limited] = {}
 
     def function(self, package: str, function: str | None) -> _Limited:
@@ -53,6 +64,11 @@ class PortableEngine:
             found = self._functions[key] = _Limited(planned, self._blas, self._threads)
             self.ledger.record(package, function, perf_counter() - start)
         return found
+
+    def weight_bytes(self) -> WeightBytes:
+        """Of all functions loaded so far. Functions of one package share what they read."""
+        caches = [planner.weights for _, planner in self._planners.values()]
+        return WeightBytes(sum(c.stored_bytes for c in caches), sum(c.nbytes for c in caches))
 
     def describe(self) -> dict[str, str]:
         """Strings that are equal on equal machines and installations."""
@@ -69,9 +85,9 @@ class PortableEngine:
             "python": platform.python_version(),
         }
 
-    def _package(self, name: str) -> tuple[Package, Planner]:
+    def _package(self, name: str) -> tuple[Model, Planner]:
         if name not in self._planners:
-            package = Package.open(self._root / name)
+            package = open_model(self._root, name)
             planner = Planner(WeightCache(package, self._widen), self._compute == "fp16-rounding")
             self._planners[name] = (package, planner)
         return self._planners[name]

@@ -7,8 +7,9 @@ reads them. Where that is follows from the graph alone: from each K or V output 
 
 from __future__ import annotations
 
+from runtime.engine import is_cache_input, is_cache_output
 from runtime.mlpackage import Name, Op
-from runtime.portable.graph import MOVES, ONEHOT, Graph, is_cache_input, is_cache_output, single
+from runtime.portable.graph import MOVES, ONEHOT, Graph, single
 
 
 def entering_values(graph: Graph) -> frozenset[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.errors import KVError
-from runtime.engine import InputMismatch
+from runtime.engine import require_declared
 from runtime.mlpackage import Function, TensorSpec
 
 # (what to call, slots of its arguments, slot of its result, slots that nobody reads afterwards)
@@ -61,7 +61,7 @@ class PortableFunction:
         self, inputs: Mapping[str, NDArray[Any]], *, kv_rows: tuple[int, int] | None = None
     ) -> dict[str, NDArray[Any]]:
         """See ``Function.__call__``."""
-        self._check(inputs)
+        require_declared(self.name, self.inputs, inputs)
         values = list(self._slots)
         for name, slot in self._entry.items():
             values[slot] = inputs[name]
@@ -83,19 +83,3 @@ class PortableFunction:
                 function=self.name,
                 op=self._names[at],
             ) from error
-
-    def _check(self, inputs: Mapping[str, NDArray[Any]]) -> None:
-        if inputs.keys() != self.inputs.keys():
-            missing, extra = sorted(self.inputs.keys() - inputs.keys()), sorted(inputs.keys() - self.inputs.keys())
-            raise InputMismatch(
-                f"{self.name}: inputs: expected exactly the declared ones, found missing {missing}, undeclared {extra}",
-                function=self.name,
-            )
-        for name, spec in self.inputs.items():
-            given = inputs[name]
-            if given.shape != spec.shape or given.dtype != spec.numpy:
-                raise InputMismatch(
-                    f"{self.name}: input {name}: expected {spec}, found {given.dtype}{list(given.shape)}",
-                    function=self.name,
-                    input=name,
-                )

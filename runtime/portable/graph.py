@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
 from runtime.mlpackage import Arg, Function, Name, Op, TensorSpec
 
 # The one-hot rows say which slots a call writes; the bundle's interface fixes the name.
 ONEHOT = frozenset({"onehot"})
-_CACHE_INPUT = re.compile(r"[kv]_\d+_in")
-_CACHE_OUTPUT = re.compile(r"[kv]_\d+_out")
 
 # Operations that neither change nor mix values, only where they stand.
 MOVES = frozenset({"reshape", "transpose", "expand_dims", "squeeze", "identity", "cast"})
-
-
-def is_cache_input(name: str) -> bool:
-    """Whether ``name`` is a K or V input that this chunk also writes."""
-    return _CACHE_INPUT.fullmatch(name) is not None
-
-
-def is_cache_output(name: str) -> bool:
-    """Whether ``name`` is a K or V output: the whole cache or the new rows."""
-    return _CACHE_OUTPUT.fullmatch(name) is not None
 
 
 class Graph:

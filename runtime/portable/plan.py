@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.errors import KVError
+from runtime.engine import is_whole_cache
 from runtime.mlpackage import Arg, Function, Name, Op, TensorSpec
 from runtime.ops import CONSTANTS, OPERATIONS, Call, OperationUnsupported, Source, Step, Stored, WeightCache
 from runtime.ops.widen import widened
@@ -21,7 +22,7 @@ from runtime.portable.attention import Rounds, fits_exact, kernel, sight
 from runtime.portable.caches import Placed, Rows, slots_of
 from runtime.portable.entering import entering_values
 from runtime.portable.function import Instruction, Output, PortableFunction
-from runtime.portable.graph import Graph, is_cache_output
+from runtime.portable.graph import Graph
 from runtime.portable.half import entering_rounder, rounder, to_half
 from runtime.portable.placement import Placement, PlacementFinder
 from runtime.portable.probe import Probe
@@ -46,6 +47,11 @@ class Planner:
         self._cache = cache
         self._rounding = rounding
         self._fuse = fuse
+
+    @property
+    def weights(self) -> WeightCache:
+        """What the functions planned so far have read."""
+        return self._cache
 
     def plan(self, function: Function, label: str) -> PortableFunction:
         """``function``, ready. ``label`` is how messages call it. Raises ``OperationUnsupported``, ``PackageError``."""
@@ -222,9 +228,7 @@ class _Draft:
 
     def _leaving(self, name: str, spec: TensorSpec) -> tuple[Hashable, Callable[..., NDArray[Any]]]:
         """The key of output ``name`` and the function that makes the caller's array of it."""
-        context = self._function.inputs.get("onehot")
-        whole = is_cache_output(name) and context is not None and spec.shape[1:2] == context.shape[-1:]
-        whole = whole and len(spec.shape) == 3
+        whole = is_whole_cache(name, spec, self._function.inputs)
         if name in self._placements:
             length = spec.shape[1]
             return ("cache", name), lambda cache, rows: cache.stored(*(rows or (0, length)))

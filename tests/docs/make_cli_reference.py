@@ -15,7 +15,8 @@ from runtime.opening import model_options
 
 ENVIRONMENT = {
     "KVFERRY_STORE": "the store's folder, where --store is not given. Default: `kvferry/store` in the user's data folder",
-    "KVFERRY_CACHE": "bundles and digests that can be made again. Default: `kvferry` in the user's cache folder",
+    "KVFERRY_CACHE": "bundles, compiled packages and digests that can be made again. Default: `kvferry` in the user's cache folder",
+    "CORELLM_VERIFY_HEAD_CU": "compute units of the batched heads, where --verify-head-units is not given: cpu, gpu, ane or all",
 }
 
 EXIT_CODES = {
@@ -41,8 +42,9 @@ A command prints its answer to stdout and everything else to stderr. `--store DI
 behind it; every verb but `completion` takes them.
 
 With `--json` the answer is one JSON value, and each error is a line of stderr that is one JSON object: `error` (its class, in the
-table below), `message` (what was expected, what was found and what to do next) and `details` (the same as values). Only a command
-line that can't be read is answered with text. The keys below are an interface: more may come, so ignore those that you don't know. Everywhere a size is in
+table below; `UsageError` for a command line that can't be read, `Interrupted` for Ctrl-C), `message` (what was expected, what was
+found and what to do next) and `details` (the same as values). Without it an error is one line, `kvferry: CLASS: MESSAGE`; other lines of
+stderr that begin with `kvferry:` are notes. The keys below are an interface: more may come, so ignore those that you don't know. Everywhere a size is in
 bytes, a time in seconds, a length or position in tokens, and a digest 64 hex digits. In a key, `a.b` is `b` in the object `a`,
 `a[].b` is `b` in each object of the list `a`, and `a.*` are keys that are data.
 """
@@ -68,7 +70,7 @@ def reference() -> str:
         shared = [p for p in own if p.name in {m.name for m in _MODEL}]
         arguments = [_argument(p) for p in command.params if isinstance(p, click.Argument)]
         usage = " ".join(["kvferry", name, *(["[OPTIONS]"] if own else []), *arguments])
-        parts += [f"## `kvferry {name}`\n", f"`{usage}`\n", inspect.cleandoc(command.help or "") + "\n"]
+        parts += [f"## `kvferry {name}`\n", f"`{usage}`\n", _explained(command.help or "") + "\n"]
         if len(own) > len(shared):
             parts.append(_options([p for p in own if p not in shared]))
         if shared:
@@ -76,6 +78,13 @@ def reference() -> str:
         if name in JSON_KEYS:
             parts.append(_table(("JSON key", "what"), {f"`{k}`": v for k, v in JSON_KEYS[name].items()}))
     return "\n".join(parts)
+
+
+def _explained(text: str) -> str:
+    """A command's help; what click must not fill (it stands below a ``\\b``) is a block."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    blocks = (inspect.cleandoc(p.removeprefix("\b\n")) if p.startswith("\b\n") else None for p in paragraphs)
+    return "\n\n".join(p if b is None else f"```text\n{b}\n```" for p, b in zip(paragraphs, blocks, strict=True))
 
 
 def _table(header: tuple[str, ...], rows: Mapping[str, str]) -> str:

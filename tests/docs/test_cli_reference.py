@@ -41,7 +41,7 @@ def data_folded(found: set[str], documented: set[str]) -> set[str]:
     return {next((f"{start}*" for start in data if key.startswith(start)), key) for key in found}
 
 
-def test_every_json_key_is_documented_and_no_other(kvferry: Kvferry, tmp_path: Path) -> None:
+def test_every_json_key_is_documented_and_no_other(kvferry: Kvferry, tmp_path: Path, tiny_gemma4_bundle: Path) -> None:
     """One answer or several of each verb, so that every key appears."""
     answers: dict[str, set[str]] = defaultdict(set)
 
@@ -53,9 +53,10 @@ def test_every_json_key_is_documented_and_no_other(kvferry: Kvferry, tmp_path: P
     store = tmp_path / "store"
     ask("bundle build", "tiny")
     ask("bundle show", "tiny")
+    ask("bundle heads", "tiny")
     ask("find", *BUNDLE, str(STORY))
     ask("prefill", *BUNDLE, str(STORY), "--tokens", "70", "--name", "a", "--receipt", "2")
-    ask("prefill", *BUNDLE, str(STORY), "--tokens", "5", "--name", "b", "--receipt", "0")
+    ask("prefill", *BUNDLE, str(STORY), "--tokens", "75", "--name", "b", "--receipt", "0")
     ask("find", *BUNDLE, str(STORY), "--tokens", "70")
     ask("generate", *BUNDLE, "--from", "a", "-n", "1")
     ask("verify", *BUNDLE, "a")
@@ -65,6 +66,10 @@ def test_every_json_key_is_documented_and_no_other(kvferry: Kvferry, tmp_path: P
     for more in ("--verify", "--dry-run"):
         ask("push", "remote", "a", more)
         ask("pull", "remote", "a", more)
+    published = ("--bundle", str(tiny_gemma4_bundle))
+    kvferry("prefill", *published, str(STORY), "--tokens", "5", "--name", "g")
+    ask("export", "g", "out", "--as", "corellm", *published)
+    ask("import", "out", *published)
     ask("rename", "b", "c")
     ask("rm", "c")
     (store / "tmp" / "left").touch()

@@ -23,7 +23,7 @@ SHOWN = {"text", "json"}
 """Languages of blocks that nobody types."""
 
 STANDS_FOR = {"gemma3-270m": "tiny", "/Volumes/Share/kv": "remote"}
-"""What the test has in place of a model of 0.7 GB and of somebody's disk."""
+"""What the test has in place of a large model and of somebody's disk."""
 
 STORY = (ROOT / "kvstore" / "data" / "ferry.txt").read_text(encoding="utf-8")
 FENCES = [fence for page in pages() for fence in fences(page)]
@@ -54,8 +54,12 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
 
 
 def check_make(words: list[str]) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
-    assert words and set(words) <= targets, f"the Makefile has {sorted(targets)}"
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z]\w*):", makefile, re.M))
+    variables = set(re.findall(r"^([A-Z]+) *=", makefile, re.M))
+    asked = {word for word in words if "=" not in word}
+    assert asked and asked <= targets, f"the Makefile has {sorted(targets)}"
+    assert {word.partition("=")[0] for word in words if "=" in word} <= variables, f"it has {sorted(variables)}"
 
 
 def check_pip(words: list[str]) -> None:
@@ -64,6 +68,12 @@ def check_pip(words: list[str]) -> None:
     assert words[0] == "install"
     asked = re.fullmatch(r"(?:\.|kvferry)\[([\w,]+)\]", words[-1])
     assert asked is not None and set(asked[1].split(",")) <= extras.keys(), f"the extras are {sorted(extras)}"
+
+
+def check_source(words: list[str]) -> None:
+    """The environment that the Makefile makes, which puts the command on PATH."""
+    venv = re.search(r"^VENV = (.+)$", (ROOT / "Makefile").read_text(), re.M)
+    assert venv is not None and words == [f"{venv[1]}/bin/activate"]
 
 
 def check_pytest(words: list[str]) -> None:
@@ -76,7 +86,7 @@ def check_pytest(words: list[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-CHECKED = {"make": check_make, "pip": check_pip, "pytest": check_pytest}
+CHECKED = {"source": check_source, "make": check_make, "pip": check_pip, "pytest": check_pytest}
 
 
 @pytest.fixture
@@ -130,12 +140,14 @@ def run_program(text: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("fence", PROGRAMS, ids=str)
 def test_every_program_runs_and_goes_on_in_another_process(fence: Fence, tiny_bundle: Path, tmp_path: Path) -> None:
-    """As written: the folder that it names is the tiny bundle. The second program is the README's sentence below the first."""
+    """As written: the folder that it names is the tiny bundle. The second program is the page's sentence below the first."""
     (tmp_path / "gemma3-270m").symlink_to(tiny_bundle, target_is_directory=True)
     said = run_program(fence.text, tmp_path)
     assert len(said.strip()) > 0
     other = fence.text.replace("store=store)", "store=store, decode_only=True)")
-    other = re.sub(r"session\.prompt\(.*\)\n", 'session.restore("ferry")\n', other)
+    saved = re.search(r'session\.save\(("\w+")\)', fence.text)
+    assert saved is not None
+    other = re.sub(r"session\.prompt\(.*\)\n", f"session.restore({saved[1]})\n", other)
     other = re.sub(r"^ *session\.save\(.*\n", "", other, flags=re.M)
     other += "print(sorted(name.rpartition(':')[2] for name in session.engine.ledger.names()))\n"
     assert other.count("decode_only=True") == other.count("restore") == 1 and "save" not in other

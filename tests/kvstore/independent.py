@@ -152,7 +152,7 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
         head = json.loads((path / "format.json").read_text())
-        need(head["format"] == 1 and head["features"] == [], "format.json")
+        need(head["format"] == 2 and head["features"] == [], "format.json")
 
     def ref(self, label: str) -> bytes:
         _, payload = unframe((self.path / "refs" / plain(label.encode()).hex()).read_bytes(), REF)
@@ -175,7 +175,7 @@ class Reader:
         return runs
 
     def object(self, name: bytes) -> bytes:
-        found, payload = unframe((self.path / "objects" / name.hex()[:2] / name.hex()[2:]).read_bytes(), OBJECT)
+        found, payload = unframe((self.path / "objects" / name.hex()[:1] / name.hex()[1:]).read_bytes(), OBJECT)
         need(found == name, "content digest")
         return payload
 

@@ -101,7 +101,7 @@ def carry(
     for group in range(len(snapshot.layout.groups)):
         for block in coverage.blocks(group):
             name = snapshot.blocks[block][group]
-            content = source.shelf.objects.read(name, snapshot.object_bytes(block, group), bytearray())
+            content = source.shelf.objects.read(name, snapshot.object_bytes(block, group))
             objects[name] = bytes(content)
     with target.shelf.shared(), Staging(target.shelf.root) as staging:
         staging.publish(set(staging.add([Staged([memoryview(content)], name) for name, content in objects.items()])))
@@ -115,7 +115,7 @@ def files(path: Path) -> dict[str, bytes]:
 
 
 def object_file(path: Path, name: ContentDigest) -> Path:
-    return path / "objects" / name.hex[:2] / name.hex[2:]
+    return path / "objects" / name.hex[:1] / name.hex[1:]
 
 
 @dataclass

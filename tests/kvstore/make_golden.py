@@ -1,8 +1,8 @@
-"""Makes `golden/format-1`: one small store with all that format 1 can hold. Run once per format version, never again.
+"""Makes `golden/format-2`: one small store with all that format 2 can hold. Run once per format version, never again.
 
-    python tests/kvstore/make_golden.py tests/kvstore/golden/format-1
+    python tests/kvstore/make_golden.py tests/kvstore/golden/format-2
 
-Its rows are those of `kvmemory.Memory.causal`; `format-1.json` beside the store says what a reader has to find.
+Its rows are those of `kvmemory.Memory.causal`; `format-2.json` beside the store says what a reader has to find.
 """
 
 from __future__ import annotations

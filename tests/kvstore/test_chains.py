@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +174,31 @@ def test_what_an_identity_and_a_layout_must_be() -> None:
             Layout(tuple(Group(*g) for g in bad))
     with pytest.raises(InputInvalid, match="dtype"):
         Layout((Group(*good),), "int3")
+
+
+@pytest.mark.parametrize(
+    ("expected", "found"),
+    [
+        (["a" * 150 + "x"], ["a" * 150 + "y"]),
+        (list(range(400)), [*range(399), 7]),
+        ([0.1] * 99, [0.1] * 98),
+        ("w" * 64, "w" * 63 + "x"),
+        (b"s" * 300 + b"1", b"s" * 300 + b"2"),
+        (1, 1.0),
+        ("x" * 5000, "x" * 4999),
+    ],
+)
+def test_what_differs_never_looks_alike(expected: Any, found: Any) -> None:
+    mine, other = (Identity.of({**IDENTITY.wire(), "field": value}) for value in (expected, found))
+    with pytest.raises(IdentityMismatch) as caught:
+        require_same((mine, LAYOUT), (other, LAYOUT), "it")
+    line = re.search(r"field: expected (.*), found (.*)\)\. Use", str(caught.value))
+    assert line is not None
+    assert line[1] != line[2]
+    assert len(str(caught.value)) < 400
+
+
+def test_layouts_that_differ_by_their_layers_only() -> None:
+    other = Layout((replace(LAYOUT.groups[0], layers=(1, 5)), LAYOUT.groups[1]))
+    with pytest.raises(LayoutMismatch, match=r"full 1x4 window None layers 1,4.*found.*layers 1,5"):
+        require_same((IDENTITY, LAYOUT), (IDENTITY, other), "it")

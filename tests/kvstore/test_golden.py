@@ -26,11 +26,13 @@ from kvstore.codec import (
     object_header,
 )
 from kvstore.digest import ContentDigest, SnapshotDigest
-from kvstore.errors import NotCovered
+from kvstore.errors import FormatTooOld, NotCovered
 from kvstore.snapshot import Receipt
 
 GOLDEN = Path(__file__).parent / "golden"
-STORES = sorted(path for path in GOLDEN.iterdir() if path.is_dir())
+STORES = [GOLDEN / "format-2"]
+UNREAD = [GOLDEN / "format-1"]
+"""Of formats that no release wrote."""
 
 
 def expected(path: Path) -> dict[str, Any]:
@@ -47,7 +49,16 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[s
 
 
 def test_there_is_one() -> None:
-    assert [path.name for path in STORES] == ["format-1"]
+    assert sorted(STORES + UNREAD) == sorted(path for path in GOLDEN.iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("path", UNREAD, ids=lambda path: path.name)
+def test_a_format_from_before_the_first_release_is_refused_by_name(path: Path, tmp_path: Path) -> None:
+    shutil.copytree(path, tmp_path / "old")
+    before = files(tmp_path / "old")
+    with pytest.raises(FormatTooOld, match="found format 1, which no release wrote"):
+        Store.open(tmp_path / "old")
+    assert files(tmp_path / "old") == before
 
 
 def test_kvstore_reads_it(golden: tuple[Path, dict[str, Any]]) -> None:
@@ -109,7 +120,7 @@ def test_it_encodes_to_the_same_bytes(golden: tuple[Path, dict[str, Any]]) -> No
         if folder == "objects":
             header = decode_header(data, Kind.OBJECT, name)
             content = ContentDigest.parse(rest.replace("/", ""))
-            check_object(header, data[128:], content)
+            check_object(header, [data[128:]], content)
             assert object_header(content, len(data) - 128) == data[:128]
         elif folder == "snapshots" and not name.endswith(".cov"):
             digest = SnapshotDigest.parse(rest)
@@ -126,10 +137,10 @@ def test_it_encodes_to_the_same_bytes(golden: tuple[Path, dict[str, Any]]) -> No
     assert count > 20
 
 
-def test_format_1_is_still_written_like_this(tmp_path: Path) -> None:
-    """The present version makes the same files. When format 2 is there this test goes, the golden files stay."""
+def test_format_2_is_still_written_like_this(tmp_path: Path) -> None:
+    """The present version makes the same files. When format 3 is there this test goes, the golden files stay."""
     fill(tmp_path / "again")
-    assert files(tmp_path / "again") == files(GOLDEN / "format-1")
+    assert files(tmp_path / "again") == files(GOLDEN / "format-2")
 
 
 def test_a_golden_store_can_be_saved_to(golden: tuple[Path, dict[str, Any]]) -> None:

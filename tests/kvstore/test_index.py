@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -15,7 +16,7 @@ from kvmemory import carry, expect_rows, files, find, save
 from kvstore import Store
 from kvstore.check import check
 from kvstore.errors import StoreBusy
-from kvstore.index import VERSION, Index
+from kvstore.index import VERSION, Index, refusal
 
 CHAINS = [[i, *range(100, 170 + i)] for i in range(12)]
 
@@ -245,3 +246,30 @@ def test_rebuild_and_remove(tmp_path: Path) -> None:
         store.indexed(Index.catch_up)
         assert store.indexed(Index.contents) == before
         assert isinstance(find(store, [*CHAINS[0], 1]).snapshot.items[0], int)
+
+
+@pytest.mark.parametrize(
+    ("code", "free", "opening", "number"),
+    [
+        (sqlite3.SQLITE_FULL, 10**9, None, errno.ENOSPC),
+        (sqlite3.SQLITE_IOERR, 0, None, errno.ENOSPC),  # what a full disk gives for the file beside the database
+        (sqlite3.SQLITE_IOERR, 10**9, None, errno.EIO),
+        (sqlite3.SQLITE_READONLY, 10**9, None, errno.EROFS),
+        (sqlite3.SQLITE_CANTOPEN, 10**9, errno.EACCES, errno.EACCES),
+        (sqlite3.SQLITE_CANTOPEN, 10**9, errno.EROFS, errno.EROFS),
+    ],
+)
+def test_an_index_that_cannot_be_written_is_told_with_its_path_and_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, free: int, opening: int | None, number: int
+) -> None:
+    (tmp_path / "index.sqlite").touch()
+    error = sqlite3.OperationalError("unable to open database file")
+    error.sqlite_errorcode = code
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, free))
+    if opening is not None:
+        why = OSError(opening, os.strerror(opening))
+        monkeypatch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(why))
+    told = refusal(error, tmp_path)
+    assert isinstance(told, OSError)
+    assert (told.errno, told.filename) == (number, str(tmp_path / "index.sqlite"))
+    assert os.strerror(number) in str(told) and "unable to open database file" in str(told)

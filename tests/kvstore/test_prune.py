@@ -28,6 +28,7 @@ from kvstore.errors import (
     StoreBusy,
 )
 from kvstore.files import Root
+from kvstore.plaintext import size_text
 from kvstore.usage import usage
 
 A = [(3 * i) % 90 for i in range(200)]
@@ -70,7 +71,7 @@ def test_what_rm_made_free_is_freed(store: Store) -> None:
     assert [d.tokens for d in plan.snapshots] == [100] and len(plan.objects) == 4 and plan.leftovers == plan.trash == ()
     gone = {name: data for name, data in files(store.shelf.path).items() if name not in before}
     assert plan.bytes == sum(map(len, gone.values())) == plan.value()["bytes"]
-    assert f"{plan.bytes} bytes to collect" in str(plan)
+    assert f"{size_text(plan.bytes)} to collect" in str(plan)
     assert files(store.shelf.path) == {**before, **gone}  # a plan changes nothing
     moved: list[int] = []
     pruned = prune.apply(store, plan, moved.append)

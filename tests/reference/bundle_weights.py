@@ -62,7 +62,7 @@ def read_weights(bundle: Bundle, *, residual_gains_undone: bool = True) -> Bundl
     scale = F32(RESIDUAL_SCALE if residual_gains_undone else 1.0)
     layers: list[dict[str, NDArray[F32]]] = []
     for package, (first, stop) in zip(config.chunks, config.chunk_bounds, strict=True):
-        constants = _constants(bundle.package_path(package))
+        constants = constants_of(bundle.package_path(package))
         for i in range(first, stop):
             layer = {
                 public: constants[f"blk_{i}_{own}_weight"].astype(F32) for own, public in (MATRICES | GAINS).items()
@@ -71,7 +71,7 @@ def read_weights(bundle: Bundle, *, residual_gains_undone: bool = True) -> Bundl
             layer["post_feedforward_layernorm"] *= scale
             layer["self_attn.q_norm"] /= F32(config.head_dim**-0.5)
             layers.append(layer)
-    head = _constants(bundle.package_path(config.lmhead))
+    head = constants_of(bundle.package_path(config.lmhead))
     return BundleWeights(
         config, tuple(layers), head["output_norm"].astype(F32), head["output_rows"], head["output_scales"]
     )
@@ -89,7 +89,7 @@ def embedding_rows(bundle: Bundle, tokens: Sequence[int]) -> NDArray[F32]:
     return (rows.astype(F32) * factors[:, None]).astype(np.float16).astype(F32) * F32(RESIDUAL_SCALE)
 
 
-def _constants(path: Path) -> dict[str, NDArray[np.generic]]:
+def constants_of(path: Path) -> dict[str, NDArray[np.generic]]:
     """Every constant of the package's first function, as stored, by name. Compressed ones give their parts."""
     package = Package.open(path)
     found: dict[str, NDArray[np.generic]] = {}

@@ -6,6 +6,7 @@ computes them in any case, so what it returns otherwise is the same, and a test 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,18 +28,21 @@ TINY_TOKENS = 815
 GEMMA_TOKENS = 719
 """The same without 256: 512 at the start, six of 32, 8, 4 and three through decode. 207 tokens past the window."""
 
+RESIDUAL = re.compile(r"l(\d+)_(after_ffn|out)")
+"""What graphs call the residual stream after a layer: Gemma 3's, whose layers end with the feed-forward part, and Gemma 4's."""
+
 Arrays = dict[str, NDArray[Any]]
 
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Inside, packages that are opened also return each layer's residual stream, ``l{i}_after_ffn``, and a head's ``logits``."""
+    """Inside, packages that are opened also return each layer's residual stream (:data:`RESIDUAL`), and a head's ``logits``."""
     original = Package.function
 
     def function(self: Package, name: str | None = None) -> Function:
         found = original(self, name)
         specs = {out: spec for op in found.ops for out, spec in op.outputs}
-        extra = {n: TensorSpec(s.shape, "fp32") for n, s in specs.items() if n.endswith("_after_ffn") or n == "logits"}
+        extra = {n: TensorSpec(s.shape, "fp32") for n, s in specs.items() if RESIDUAL.fullmatch(n) or n == "logits"}
         return replace(found, outputs={**found.outputs, **extra})
 
     Package.function = function  # type: ignore[method-assign]
@@ -99,7 +103,8 @@ class _Recording:
 class Run:
     """Everything about ``tokens`` fed to an empty session, T of them.
 
-    ``residual[i]`` float32 [T, hidden]: after layer i, divided by 32 as the packages carry it. ``keys[i]``, ``values[i]`` fp16 [T, kv width]: the cache.
+    ``residual[i]`` float32 [T, hidden]: after layer i, divided by 32 as the packages carry it. ``keys[i]``, ``values[i]`` fp16 [T, kv width]: the cache
+    of the layers that own one.
     ``final`` fp16 [T, hidden]: what a head is given. ``calls``: the last inputs and results of each (package, function).
     """
 
@@ -146,12 +151,15 @@ def record(root: Path, tokens: Sequence[int], *, only_decode: bool = False) -> R
         return np.concatenate([results[name].reshape(-1, width) for results in recording.results[package]])
 
     residual = [
-        joined(package, f"l{i}_after_ffn")
-        for package, (first, stop) in zip(config.chunks, config.chunk_bounds, strict=True)
-        for i in range(first, stop)
+        joined(package, name)
+        for package in config.chunks
+        for name in sorted(
+            filter(RESIDUAL.fullmatch, recording.results[package][0]), key=lambda name: int(RESIDUAL.sub(r"\1", name))
+        )
     ]
+    assert len(residual) == config.num_layers
     n = len(tokens)
-    pairs = [session.kv.inputs(i) for i in range(config.num_layers)]
+    pairs = [session.kv.inputs(i) for i in range(config.first_shared)]
     return Run(
         bundle,
         engine,

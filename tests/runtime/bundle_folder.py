@@ -83,6 +83,15 @@ def convert_config(form: str = "published") -> Json:
     return config
 
 
+def all_full(config: Json) -> Json:
+    """The same model without sliding layers: then nothing is said about them."""
+    host = config["hostio"]
+    host["layer_types"] = ["full_attention"] * LAYERS
+    del host["SLIDING"], host["inv_slide"]
+    host["HD"] = host["GHD"]
+    return config
+
+
 def _int8(name: str, cols: int, square: float) -> Json:
     return {
         "file": f"{name}_int8.bin",

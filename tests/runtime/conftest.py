@@ -1,8 +1,8 @@
-"""The tiny bundle opened, an engine over it, and tokens to feed."""
+"""A tiny bundle opened, an engine over it, and tokens to feed: `tiny` unless a test names another (`families`)."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
 
 import pytest
 from text import FERRY, KITCHEN
@@ -11,15 +11,23 @@ from runtime.bundle import Bundle
 from runtime.portable import PortableEngine
 
 
-@pytest.fixture(scope="session")
-def bundle(tiny_bundle: Path) -> Bundle:
-    return Bundle.open(tiny_bundle)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Core ML is there on macOS only, so elsewhere nothing could be installed that would run these."""
+    for item in items:
+        if item.get_closest_marker("macos") and sys.platform != "darwin":
+            item.add_marker(pytest.mark.skip(reason="needs macOS"))
 
 
 @pytest.fixture(scope="session")
-def engine(tiny_bundle: Path) -> PortableEngine:
+def bundle(request: pytest.FixtureRequest) -> Bundle:
+    family = getattr(request, "param", "tiny")
+    return Bundle.open(request.getfixturevalue(f"{family.replace('-', '_')}_bundle"))
+
+
+@pytest.fixture(scope="session")
+def engine(bundle: Bundle) -> PortableEngine:
     """Shared by tests that restrict nothing: functions stay loaded."""
-    return PortableEngine(tiny_bundle)
+    return PortableEngine(bundle.root)
 
 
 @pytest.fixture(scope="session")

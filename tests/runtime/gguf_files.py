@@ -1,4 +1,4 @@
-"""GGUF files for tests, written by the gguf package: the tiny model as a Gemma 3 GGUF, with any field changed or left out."""
+"""GGUF files for tests, written by the gguf package: the tiny models as Gemma 3 and Llama GGUFs, with any field changed or left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from gguf import quants
 
 from runtime.build.source import Source
-from runtime.build.spec import EMBEDDING, LAYER_TENSORS, OUTPUT, OUTPUT_NORM
+from runtime.build.spec import EMBEDDING, OUTPUT, OUTPUT_NORM
 from runtime.build.tiny import tiny_source
 
 Fields = dict[str, Any]
@@ -57,8 +57,56 @@ def tiny_fields(source: Source) -> Fields:
 
 def tiny_tensors(source: Source) -> dict[str, np.ndarray]:
     names = [EMBEDDING, OUTPUT, OUTPUT_NORM]
-    names += [f"blk.{i}.{tensor}" for i in range(source.spec.layers) for tensor in LAYER_TENSORS]
+    names += [f"blk.{i}.{tensor}" for i in range(source.spec.layers) for tensor in source.spec.layer_tensors]
     return {name: source.weights.tensor(name) for name in names}
+
+
+def llama_fields(source: Source) -> Fields:
+    spec, vocabulary = source.spec, source.vocabulary
+    return {
+        "general.architecture": "llama",
+        "general.name": "Tiny Llama",
+        "general.license": "apache-2.0",
+        "llama.context_length": 8192,
+        "llama.embedding_length": spec.hidden,
+        "llama.block_count": spec.layers,
+        "llama.feed_forward_length": spec.ffn,
+        "llama.attention.head_count": spec.heads,
+        "llama.attention.head_count_kv": spec.kv_heads,
+        "llama.attention.key_length": spec.head_dim,
+        "llama.attention.value_length": spec.head_dim,
+        "llama.attention.layer_norm_rms_epsilon": spec.norm_epsilon,
+        "llama.rope.freq_base": spec.rope_base_full,
+        "llama.rope.dimension_count": spec.head_dim,
+        "llama.vocab_size": spec.vocabulary,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": list(vocabulary.pieces),
+        "tokenizer.ggml.token_type": [int(kind) for kind in vocabulary.types],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in vocabulary.merges],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": vocabulary.eos,
+        "tokenizer.ggml.unknown_token_id": vocabulary.unknown,
+        "tokenizer.ggml.padding_token_id": vocabulary.pad,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.chat_template": "{{ '<|im_start|>' + role + content + '<|im_end|>' }}",
+    }
+
+
+def llama_tensors(source: Source) -> dict[str, np.ndarray]:
+    """As converted files have them: in a query or key head of width w, row i of the first half becomes row 2i, of the second half row 2i + 1."""
+    tensors = tiny_tensors(source)
+    width = source.spec.head_dim
+    order = [
+        head + i // 2 + width // 2 * (i % 2)
+        for head in range(0, source.spec.heads * width, width)
+        for i in range(width)
+    ]
+    for name, tensor in tensors.items():
+        if name.endswith(("attn_q.weight", "attn_k.weight")):
+            tensors[name] = np.ascontiguousarray(tensor[order[: len(tensor)]])
+    return tensors
 
 
 def write(path: Path, fields: Mapping[str, Any], tensors: Mapping[str, np.ndarray], *, matrices: str = "F32") -> Path:

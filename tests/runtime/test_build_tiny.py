@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from text import FERRY, KITCHEN
 
 from runtime.build.tiny import tiny_source, tiny_vocabulary
-from runtime.build.vocabulary import tokenizer_json
 from runtime.portable import PortableEngine
 from runtime.tokenizer import Tokenizer
 
@@ -78,7 +77,7 @@ def test_the_vocabulary_is_what_it_says() -> None:
     assert [vocabulary.pieces[i] for i in (0, 1, 2, 3, 4, 5)] == [
         "<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>",
     ]  # fmt: skip
-    assert tokenizer_json(vocabulary) == tokenizer_json(tiny_vocabulary())
+    assert vocabulary.tokenizer_json() == tiny_vocabulary().tokenizer_json()
 
 
 @settings(max_examples=300, deadline=None)

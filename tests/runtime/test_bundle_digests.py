@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from bundle_folder import write_bundle, write_package, write_record
+from bundle_folder import convert_config, manifest, write_bundle, write_package, write_record
 
 from runtime.bundle import Bundle, BundleDamaged, BundleFieldError, BundleFileMissing
 from runtime.bundle.digests import SETTLED_NS, DigestCache, file_key, hash_file
@@ -85,11 +85,74 @@ def test_a_recorded_file_that_is_needed_and_gone_is_missing(tmp_path: Path, file
     assert caught.value.file == file
 
 
-def test_a_recorded_file_that_is_not_needed_may_be_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "NOTICE", "extra/notes.txt"])
+def test_whatever_is_recorded_and_gone_is_noticed_before_anything_is_hashed(
+    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its `tokenizer_config.json` a bundle would be another model, which nobody would notice before a restore."""
+    root = write_bundle(tmp_path)
+    (root / file).parent.mkdir(exist_ok=True)
+    (root / file).touch()
+    write_record(root)
+    assert Bundle.open(root).has_record
+    (root / file).unlink()
+    monkeypatch.setattr("runtime.bundle.digests.hash_file", lambda path: pytest.fail(f"hashed {path}"))
+    with pytest.raises(BundleFileMissing, match="`kvferry bundle build`") as caught:
+        Bundle.open(root)
+    assert caught.value.file == file and "kvferry.json: files" in str(caught.value)
+
+
+def test_a_folder_in_the_place_of_a_recorded_file_is_no_file(tmp_path: Path) -> None:
     root = write_bundle(tmp_path)
     write_record(root)
-    (root / "embed_fp16.bin").unlink()
+    (root / "tokenizer_config.json").unlink()
+    (root / "tokenizer_config.json").mkdir()
+    with pytest.raises(BundleFileMissing) as caught:
+        Bundle.open(root)
+    assert caught.value.file == "tokenizer_config.json"
+
+
+@pytest.mark.parametrize("file", ["embed_fp16.bin", "ple_fp16.bin"])
+def test_the_sidecars_of_the_other_stage_may_be_gone(tmp_path: Path, file: str) -> None:
+    root = write_bundle(tmp_path)
+    write_record(root)
+    (root / file).unlink()
     assert Bundle.open(root).has_record
+
+
+def test_the_other_stage_s_scales_may_be_gone_too_by_their_default_names(tmp_path: Path) -> None:
+    convert, head = convert_config(), manifest()
+    del head["sidecarStage"], convert["corellm"]["sidecars"]["int8"]["ple"]["scale"]
+    root = write_bundle(tmp_path, convert=convert, head=head)
+    write_record(root)
+    for name in ("embed_int8.bin", "embed_scale_f32.bin", "ple_int8.bin", "ple_scale_f32.bin"):
+        (root / name).unlink()
+    assert Bundle.open(root).config.sidecar_stage == "fp16"
+    (root / "embed_fp16.bin").unlink()
+    with pytest.raises(BundleFileMissing, match=r"embed_fp16\.bin"):
+        Bundle.open(root)
+
+
+def test_a_package_replaced_by_its_compiled_copy_may_be_gone(tmp_path: Path) -> None:
+    root = write_bundle(tmp_path)
+    write_record(root)
+    shutil.rmtree(root / "chunk_0.mlpackage")
+    with pytest.raises(BundleFileMissing) as caught:
+        Bundle.open(root)
+    assert caught.value.file == "chunk_0.mlpackage"
+    write_package(root / "chunk_0.mlmodelc", b"compiled", compiled=True)
+    assert Bundle.open(root).unverified == ("chunk_0.mlpackage",)
+
+
+def test_what_is_left_of_a_replaced_package_is_still_verified(tmp_path: Path) -> None:
+    root = write_bundle(tmp_path)
+    write_record(root)
+    write_package(root / "chunk_0.mlmodelc", b"compiled", compiled=True)
+    (root / "chunk_0.mlpackage" / "Manifest.json").unlink()
+    assert Bundle.open(root).has_record
+    flip(root / "chunk_0.mlpackage" / BLOB)
+    with pytest.raises(BundleDamaged, match=r"chunk_0\.mlpackage"):
+        Bundle.open(root)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +220,18 @@ def test_compiled_files_that_are_recorded_are_verified(tmp_path: Path) -> None:
     flip(root / "chunk_0.mlmodelc" / "weights" / "weight.bin")
     with pytest.raises(BundleDamaged, match=r"chunk_0\.mlmodelc/weights/weight\.bin"):
         Bundle.open(root)
+
+
+def test_a_file_with_two_names_takes_its_place_once(tmp_path: Path) -> None:
+    root = write_bundle(tmp_path / "bundle")
+    before = Bundle.open(root).disk_bytes()
+    assert before == sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    one, other = root / "lmhead.mlpackage" / BLOB, root / "lmhead_v4.mlpackage" / BLOB
+    size = other.stat().st_size
+    other.unlink()
+    other.hardlink_to(one)
+    (root / "gone").symlink_to("nowhere")
+    assert Bundle.open(root).disk_bytes() == before - size
 
 
 def test_files_that_finder_leaves_in_a_package_do_not_matter(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from blake3 import blake3
 from bundle_folder import (
     Json,
+    all_full,
     convert_config,
     manifest,
     write_bundle,
@@ -63,6 +64,7 @@ def with_chunks(bounds: list[list[int]]) -> Change:
 SAME: dict[str, Change] = {
     "CTX": convert("hostio", "CTX", to=512),
     "NEG": convert("hostio", "NEG", to=-30000.0),
+    "embedding divisor": convert("hostio", "EMBED_DIVISOR", to=32),
     "chunk bounds": with_chunks([[0, 1], [1, 6]]),
     "decode function": convert("corellm", "decode_function", to="step"),
     "prefill functions": convert("corellm", "prefill", "functions", "32", to="other"),
@@ -82,7 +84,14 @@ OTHER: dict[str, tuple[Change, set[str]]] = {
     "a frequency": (convert("hostio", "inv_slide", to=[1.0, 0.1, 0.01, 0.0010000000000000002]), {"rope_sliding"}),
     "a full frequency": (convert("hostio", "inv_full", to=[1.0] + [0.0] * 7), {"rope_full"}),
     "KV heads": (convert("hostio", "KV_HEADS", to=4), {"kv_heads"}),
-    "layer kinds": (convert("hostio", "layer_types", to=["full_attention"] * 6), {"layer_types"}),
+    "layer kinds": (
+        convert("hostio", "layer_types", to=["full_attention"] * 5 + ["sliding_attention"]),
+        {"layer_types"},
+    ),
+    "no sliding layers": (
+        lambda _, config: all_full(config),
+        {"layer_types", "sliding_window", "rope_sliding", "head_dim"},
+    ),
     "the scale": (
         convert("corellm", "sidecars", "int8", "embed", "runtime_scale_sqrt", to=17),
         {"scale_embed"},
@@ -131,7 +140,8 @@ def test_the_layout_is_of_the_layers_that_own_kv(tmp_path: Path) -> None:
     ours = Bundle.open(write_bundle(tmp_path / "ours", "ours")).layout()
     assert ours == Layout((Group("full", None, (1, 3, 5), 2, 16), Group("sliding", 64, (0, 2, 4), 2, 8)), "float16")
     root = write_bundle(tmp_path / "full", "ours")
-    full = opened(root, convert("hostio", "layer_types", to=["full_attention"] * 6))
+    full = opened(root, lambda _, config: all_full(config))
+    assert (full.config.sliding_window, full.config.inv_slide) == (None, None)
     assert full.layout().groups == (Group("full", None, (0, 1, 2, 3, 4, 5), 2, 16),)
 
 
@@ -249,12 +259,11 @@ def test_a_chunk_without_weights_has_no_identity(tmp_path: Path) -> None:
         Bundle.open(root).identity()
 
 
-@pytest.mark.parametrize(("compiled_first", "suffix"), [(True, ".mlmodelc"), (False, ".mlpackage")])
-def test_which_packaging_is_used_where_both_exist(tmp_path: Path, compiled_first: bool, suffix: str) -> None:
+def test_the_compiled_copy_is_used_where_both_exist(tmp_path: Path) -> None:
     root = write_bundle(tmp_path)
     write_package(root / "chunk_0.mlmodelc", b"compiled", compiled=True)
-    bundle = Bundle.open(root, compiled_first=compiled_first)
-    assert bundle.package_path("chunk_0.mlpackage") == root.resolve() / f"chunk_0{suffix}"
+    bundle = Bundle.open(root)
+    assert bundle.package_path("chunk_0.mlpackage") == root.resolve() / "chunk_0.mlmodelc"
     assert bundle.package_path("chunk_1.mlpackage") == root.resolve() / "chunk_1.mlpackage"
     assert bundle.package_path("lmhead_v4.mlpackage").is_dir()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from bundle_folder import LAYERS, Json, documents, holder, refusal
+from bundle_folder import LAYERS, Json, all_full, documents, holder, parse, refusal
 
 Change = Callable[[Json, Json], None]
 
@@ -85,6 +85,9 @@ CONTRADICTIONS: list[tuple[str, str, Change, str, str]] = [
     ("no PLE, published", "published", set_field("ple_dim", 0), "ple_dim", "0"),
     ("several KV heads, published", "published", set_field("hostio.KV_HEADS", 2), "hostio.KV_HEADS", "2"),
     ("no KV heads", "ours", set_field("hostio.KV_HEADS", 0), "hostio.KV_HEADS", "0"),
+    ("no embedding divisor", "ours", set_field("hostio.EMBED_DIVISOR", 0), "hostio.EMBED_DIVISOR", "0"),
+    ("a divisor as text", "published", set_field("hostio.EMBED_DIVISOR", "32"), "hostio.EMBED_DIVISOR", "'32'"),
+    ("a divisor past fp16", "ours", set_field("hostio.EMBED_DIVISOR", 65505), "hostio.EMBED_DIVISOR", "65505"),
     (
         "PLE tables without PLE",
         "ours",
@@ -247,6 +250,26 @@ def test_fields_that_contradict_each_other_are_named(form: str, change: Change, 
     assert found in error.found
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.field, again.file) == (str(error), error.field, error.file)
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value"), [("hostio.SLIDING", 64), ("hostio.inv_slide", [1.0] * 8), ("hostio.HD", 8)]
+)
+def test_without_sliding_layers_nothing_is_said_about_them(dotted: str, value: Any) -> None:
+    """One spelling: otherwise one model would have two identities."""
+    files = documents("ours")
+    all_full(files["convert_config.json"])
+    assert parse(files).sliding_window is None
+    set_field(dotted, value)({}, files["convert_config.json"])
+    error = refusal(files)
+    assert error.field == dotted and "no layer in layer_types is sliding" in error.expected
+
+
+@pytest.mark.parametrize("name", ["SLIDING", "inv_slide"])
+def test_with_sliding_layers_it_has_to_be_said(name: str) -> None:
+    files = documents("ours")
+    del files["convert_config.json"]["hostio"][name]
+    assert refusal(files).field == f"hostio.{name}"
 
 
 def test_the_reason_for_a_window_off_the_grid_is_given() -> None:

@@ -24,6 +24,7 @@ from runtime.engine import LoadLedger
 from runtime.hostkv import HostKV
 from runtime.mlpackage import TensorSpec
 from runtime.portable import PortableEngine
+from runtime.soft import SoftSpan, positions
 
 WIDTHS = (512, 256, 32, 8, 4)
 CTX = 2048
@@ -304,6 +305,30 @@ def test_per_layer_embeddings_and_the_store_layers_reach_the_chunks_that_declare
     assert later_decode["sks"][0, :4].tolist() == [[1] * 3, [1] * 3, [3] * 3, [0] * 3]
     assert later_decode["skf"][0, :4].tolist() == [[1] * 5, [1] * 5, [3] * 5, [0] * 5]
     assert later_decode["onehot"].nonzero()[0].tolist() == [2]
+
+
+def test_a_soft_position_gets_its_row_and_row_0_of_the_per_layer_embeddings() -> None:
+    common = {"hidden_in": (4, 2), "inputs_embeds": (4, 2), "tokid": (4, 3, 2)}
+    one = {"hidden_in": (2,), "inputs_embeds": (2,), "tokid": (3, 2)}
+    rows = {f"{p}_{i}_out": (4, w) for p in "kv" for i, w in ((0, 3), (1, 5))} | {"hidden": (4, 2)}
+    row = {n: (1, 1, shape[1]) for n, shape in rows.items() if n != "hidden"} | {"hidden": (2,)}
+    functions = {("own", "p4"): (common, rows), ("own", "decode"): (one, row)}
+    functions |= {("shared", "p4"): (common, {"hidden": (4, 2)}), ("shared", "decode"): (one, {"hidden": (2,)})}
+    engine = Recorder(functions)
+    kv = HostKV(Layout((Group("full", None, (1,), 1, 5), Group("sliding", 64, (0,), 1, 3))), 128)
+    made = Chain(shared_bundle(), engine, kv)
+    fed = positions([7, SoftSpan(999, np.array([[-1, -2], [3, -0.0], [5, 6]], np.float16)), 9], 2)
+    made.run(Step("offset", 0, 4), fed[:4])
+    kv.advance(4)
+    made.run(Step("decode", 4, 1), fed[4:])
+    zero = [[0, 1], [2, 3], [4, 5]]
+    for own in engine.seen[:2]:  # both chunks
+        assert own["inputs_embeds"].tolist() == [[7, 7.5], [-1, -2], [3, 0], [5, 6]] and np.signbit(
+            own["inputs_embeds"][2, 1]
+        )
+        assert own["tokid"].tolist() == [[[70, 71], [72, 73], [74, 75]], zero, zero, zero]
+    assert engine.seen[2]["hidden_in"].tolist() == [9, 9.5] and engine.seen[2]["tokid"].tolist()[0] == [90, 91]
+    assert engine.seen[0]["hidden_in"].tolist() == engine.seen[0]["inputs_embeds"].tolist()
 
 
 def test_an_input_that_the_host_cannot_make_is_refused_by_name() -> None:

@@ -258,6 +258,17 @@ MANIFESTS: dict[str, tuple[bytes, str]] = {
     "an absolute path": (b'{"itemInfoEntries": {"id": {"path": "/etc/passwd"}}, "rootModelIdentifier": "id"}', "path"),
     "a path to nothing": (b'{"itemInfoEntries": {"id": {"path": "no"}}, "rootModelIdentifier": "id"}', "path"),
     "a number for a path": (b'{"itemInfoEntries": {"id": {"path": 7}}, "rootModelIdentifier": "id"}', "path"),
+    "a path of 5,000 letters": (
+        b'{"itemInfoEntries": {"id": {"path": "' + b"m" * 5000 + b'"}}, "rootModelIdentifier": "id"}',
+        "path",
+    ),
+    "a part of 300 letters": (
+        b'{"itemInfoEntries": {"id": {"path": "' + b"m" * 300 + b'"}}, "rootModelIdentifier": "id"}',
+        "path",
+    ),
+    "a path with a zero": (b'{"itemInfoEntries": {"id": {"path": "a\\u0000b"}}, "rootModelIdentifier": "id"}', "path"),
+    "half a surrogate pair": (b'{"itemInfoEntries": {"id": {"path": "\\ud800"}}, "rootModelIdentifier": "id"}', "path"),
+    "lists without end": (b"[" * 500_000, "content"),
     "far too long": (b" " * (1 << 20) + b"{}", "file size"),
 }
 
@@ -267,7 +278,17 @@ def test_manifests(tmp_path: Path, name: str) -> None:
     manifest, field = MANIFESTS[name]
     with pytest.raises(PackageError) as caught:
         read_all(write(tmp_path, manifest=manifest))
-    assert field in caught.value.details["field"]
+    assert field in caught.value.details["field"] and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("name", ["w" * 5000, "w" * 300, "a/../b", "/etc/hostname", "a\0b"])
+def test_weight_files_by_names_that_no_file_has(tmp_path: Path, name: str) -> None:
+    model = good_model()
+    for entry in model.mlProgram.functions:
+        entry.value.blocks[0].value.operations[0].attributes[0].value.blobFileValue.fileName = f"@model_path/{name}"
+    with pytest.raises(PackageError) as caught:
+        read_all(write(tmp_path, model))
+    assert caught.value.details["field"] == "weight file" and len(str(caught.value)) < 500
 
 
 def test_an_absent_package_is_another_error_than_a_damaged_one(tmp_path: Path) -> None:

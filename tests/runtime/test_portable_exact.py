@@ -1,4 +1,4 @@
-"""Narrow functions are decode, row by row and bit by bit: hidden states, KV bytes and tokens, on the tiny bundle."""
+"""Narrow functions are decode, row by row and bit by bit: hidden states, KV bytes and tokens, on the tiny bundle of each family."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from families import every_family
 from feeding import KV, Feeder, Half, decode_each, fill
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from runtime.bundle import Bundle
 from runtime.portable import PortableEngine
 
 CTX = 2048
@@ -27,8 +29,8 @@ def rows() -> Half:
 
 
 @pytest.fixture(scope="module", params=["fp32", "fp16-rounding"])
-def feeder(request: pytest.FixtureRequest, tiny_bundle: Path) -> Feeder:
-    return Feeder(tiny_bundle, PortableEngine(tiny_bundle, compute=request.param))
+def feeder(request: pytest.FixtureRequest, bundle: Bundle) -> Feeder:
+    return Feeder(bundle.root, PortableEngine(bundle.root, compute=request.param))
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,7 @@ def past(whole: KV, start: int, beyond: str) -> KV:
     return kv
 
 
+@every_family
 @pytest.mark.parametrize("width", [4, 8])
 @property_test
 @example(start=511, beyond="stale", seed=0)
@@ -74,6 +77,7 @@ def test_a_narrow_step_is_so_many_decodes(
     assert {name: array.tobytes() for name, array in feeder.kv.items()} == kv_one
 
 
+@every_family
 @property_test
 @given(start=st.sampled_from(OFFSETS) | st.integers(0, CTX - 8), real=st.integers(1, 3), seed=st.integers(0, 1000))
 def test_padding_rows_change_nothing(feeder: Feeder, whole: KV, start: int, real: int, seed: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from consumer import nonzero_outside, rows_digest
+from families import every_family
 from trimming import copy_trimmed
 
 from kvstore import Store
@@ -30,18 +31,18 @@ RECEIPTS = (65, 1500, 2009, 2039, 2047)
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """What the producer had when it saved n tokens, and where it got without interruption."""
+    """What the producer had when it saved n tokens, and where it got without interruption. Digests by the first row of each group."""
 
     tokens: tuple[int, ...]
     finish: str
     position: int
-    at_save: dict[int, str] = field(default_factory=dict)
-    at_end: dict[int, str] = field(default_factory=dict)
+    at_save: dict[tuple[int, ...], str] = field(default_factory=dict)
+    at_end: dict[tuple[int, ...], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The producer's store, the same trimmed, and per n what the producer did. Digests by the first sliding row."""
+    """The producer's store, the same trimmed, and per n what the producer did."""
 
     whole: Path
     trimmed: Path
@@ -50,6 +51,11 @@ class World:
 
 def kept_from(n: int) -> int:
     return trim_start(WINDOW, n) * BLOCK
+
+
+def firsts(bundle: Bundle, n: int, kind: str) -> tuple[int, ...]:
+    """The first row of each group that a store of this kind has of n tokens."""
+    return tuple(trim_start(g.window, n) * BLOCK if kind == "trimmed" else 0 for g in bundle.layout().groups)
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +71,10 @@ def world(bundle: Bundle, engine: PortableEngine, ids: list[int], tmp_path_facto
             session.feed(ids[session.position : n])
             fed = n
             session.save(str(n), receipt=session.receipt() if n in RECEIPTS else None)
-            starts = {0, kept_from(n)}
-            at_save = {start: rows_digest(session, (0, start)) for start in starts}
+            starts = {firsts(bundle, n, kind) for kind in ("whole", "trimmed")}
+            at_save = {start: rows_digest(session, start) for start in starts}
             made = session.generate(32)
-            at_end = {start: rows_digest(session, (0, start)) for start in starts}
+            at_end = {start: rows_digest(session, start) for start in starts}
             produced[n] = Produced(made.tokens, made.finish, session.position, at_save, at_end)
             copy_trimmed(store, str(n), device)
     return World(folder / "whole", folder / "trimmed", produced)
@@ -89,6 +95,7 @@ def consume(bundle: Bundle, store: Path) -> Iterator[dict[str, Any]]:
     yield from json.loads(run.stdout)
 
 
+@every_family
 @pytest.mark.parametrize("kind", ["whole", "trimmed"])
 def test_restore_in_a_fresh_decode_only_process_continues_as_the_producer_did(
     world: World, bundle: Bundle, kind: str
@@ -96,14 +103,15 @@ def test_restore_in_a_fresh_decode_only_process_continues_as_the_producer_did(
     functions = {*(f"{c}:decode" for c in bundle.config.chunks), bundle.config.lmhead}
     for n, got in zip(LENGTHS, consume(bundle, getattr(world, kind)), strict=True):
         want = world.produced[n]
-        first = kept_from(n) if kind == "trimmed" else 0
-        assert got["reused"] == n and got["covered"] == [0, first], n
+        first = firsts(bundle, n, kind)
+        assert got["reused"] == n and tuple(got["covered"]) == first, n
         assert got["restored_rows"] == want.at_save[first], n
         assert tuple(got["tokens"]) == want.tokens and got["finish"] == want.finish, n
         assert got["position"] == want.position and got["rows"] == want.at_end[first], n
         assert got["nonzero_outside"] == 0 and set(got["functions"]) <= functions, n
 
 
+@every_family
 def test_the_matrix_itself_is_not_trivial(world: World) -> None:
     """As many tokens as the context allows, the right reasons to stop, and varied tokens."""
     for n, made in world.produced.items():
@@ -117,6 +125,7 @@ def test_the_matrix_itself_is_not_trivial(world: World) -> None:
     assert len({made.tokens for made in world.produced.values()}) > 12
 
 
+@every_family
 def test_receipts_prove_the_continuation_in_a_trimmed_store(
     world: World, bundle: Bundle, engine: PortableEngine
 ) -> None:
@@ -150,6 +159,7 @@ def rows(session: Session) -> str:
     return rows_digest(session, session.kv.covered)
 
 
+@every_family
 def test_every_prefix_at_and_beside_a_block_edge_is_the_rewound_original(
     stores: tuple[Store, Store], bundle: Bundle, engine: PortableEngine, ids: list[int]
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from engines import fail_at
+from families import every_family
 from text import FERRY
 from trimming import copy_trimmed
 
@@ -140,6 +141,7 @@ def test_saving_without_a_store_or_without_tokens_is_refused(
 # restore
 
 
+@every_family
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 130])
 def test_restore_becomes_what_was_saved(session: Session, other: Session, ids: list[int], n: int) -> None:
     session.feed(ids[:n])
@@ -148,7 +150,10 @@ def test_restore_becomes_what_was_saved(session: Session, other: Session, ids: l
     other.generate(3)
     restored = other.restore("book")
     assert everything(other) == everything(session)
-    assert (restored.n, restored.reused_tokens) == (n, n) and restored.bytes == n * 6 * 2 * 2 * 32
+    assert (restored.n, restored.reused_tokens) == (
+        n,
+        n,
+    ) and restored.bytes == n * other.bundle.layout().bytes_per_token
     assert restored.lineage == session.lineage[-1] and restored.seconds > 0
     assert other.generate(12).tokens == session.generate(12).tokens and rows(other) == rows(session)
 
@@ -209,6 +214,21 @@ def test_another_head_keeps_the_rows_and_chooses_again(
     bundle._head_digest = "0" * 64  # type: ignore[misc]
     other = Session.open(bundle, engine, store=store)
     assert other.restore("book").reused_tokens == 99 and other.pending == session.pending
+
+
+def test_a_snapshot_without_a_pending_token_goes_on_from_its_last_one_decoded_again(
+    session: Session, other: Session, ids: list[int]
+) -> None:
+    session.feed(ids[:100])
+    session.rollback(70)
+    saved = session.save("cut").snapshot
+    assert saved is not None and saved.pending is None
+    restored = other.restore("cut")
+    assert (restored.n, restored.reused_tokens) == (70, 69) and other.items == tuple(ids[:70])
+    session.rollback(69)
+    session.feed(ids[69:70])
+    assert other.pending == session.pending != 0 and rows(other) == rows(session)
+    assert other.generate(8).tokens == session.generate(8).tokens
 
 
 def test_a_soft_token_is_restored_but_cannot_be_decoded_again(
@@ -346,15 +366,26 @@ def test_prompt_in_another_namespace_finds_nothing(
 
 
 def test_prompt_treats_a_collected_object_as_a_miss_and_a_damaged_one_as_damage(
-    session: Session, other: Session, store: Store, ids: list[int]
+    session: Session, other: Session, store: Store, ids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session.feed(ids[:200])
     session.save("book")
     path = store.shelf.path / Objects.path(contents(store, "book")[1][FULL])
     data = bytearray(path.read_bytes())
-    path.unlink()
-    made = other.prompt(ids[:200])
+    find = store.find
+
+    def collected(*args: Any, **named: Any) -> Any:
+        found = find(*args, **named)
+        path.unlink()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "find", collected)
+        made = other.prompt(ids[:200])  # it goes between being found and being read
     assert (made.reused, made.source) == (0, "nothing") and everything(other)[-1] == rows(session)
+    other.rollback(0)
+    made = other.prompt(ids[:200])  # it went before: what is left of the snapshot serves
+    assert (made.reused, made.source) == (64, "store") and everything(other)[-1] == rows(session)
     other.rollback(0)
     data[-1] ^= 1
     path.write_bytes(data)

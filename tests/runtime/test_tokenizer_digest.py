@@ -99,6 +99,18 @@ def test_the_beginning_token_counts_and_its_spelling_does_not(root: Path) -> Non
     assert tokenizer_digest(root) == without
 
 
+def test_no_length_limit_as_published_files_write_it_is_no_error(root: Path) -> None:
+    """1e30 as an integer, beyond the 64 bits that other files are held to."""
+    before = tokenizer_digest(root)
+    write_json(
+        root / "tokenizer_config.json", {"bos_token": "<bos>", "model_max_length": 1000000000000000019884624838656}
+    )
+    assert tokenizer_digest(root) == before
+    write_json(root / "tokenizer_config.json", {"bos_token": "<bos>", "model_max_length": 10**41})
+    with pytest.raises(TokenizerError, match="a number"):
+        tokenizer_digest(root)
+
+
 def test_the_opened_tokenizer_has_the_same_digest(root: Path) -> None:
     assert Tokenizer.open(root).digest == tokenizer_digest(root)
 

@@ -16,7 +16,7 @@ def copy_trimmed(source: Store, name: str, target: Store) -> None:
         for group in range(len(coverage.runs)):
             for block in coverage.blocks(group):
                 content = snapshot.blocks[block][group]
-                data = source.shelf.objects.read(content, snapshot.object_bytes(block, group), bytearray())
+                data = source.shelf.objects.read(content, snapshot.object_bytes(block, group))
                 staging.publish(set(staging.add([Rows([data], content)])))
         target.publish(snapshot, coverage)
         target.shelf.records.move_ref(name, None, digest)

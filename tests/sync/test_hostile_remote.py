@@ -10,6 +10,7 @@ from pathlib import Path
 import msgpack
 import pytest
 from ferries import IDENTITY, LAYOUT, LINEAGE, assert_restores, object_files, save, tokens_of, tree, verify
+from sentences import assert_told
 
 from kvstore import Group, Layout, Snapshot, Store
 from kvstore.codec import HEADER, Header, Kind, encode_coverage, encode_header, encode_ref, encode_snapshot
@@ -42,7 +43,7 @@ class Stick:
         self.ref = path / "refs" / label_file("book")
 
     def file(self, name: ContentDigest) -> Path:
-        return self.path / "objects" / name.hex[:2] / name.hex[2:]
+        return self.path / "objects" / name.hex[:1] / name.hex[1:]
 
     @property
     def victim(self) -> Path:
@@ -84,6 +85,7 @@ def refused(tmp_path: Path, *kinds: type[KVError], match: str | None = None) -> 
         assert (tree(tmp_path / "outside") if outside else {}) == outside
         assert isinstance(error.value, kinds)
         assert str(tmp_path / "stick") in str(error.value), "it doesn't say which side"
+        assert_told(error.value)
         return error.value
 
 
@@ -158,7 +160,7 @@ SPOILED: dict[str, tuple[Callable[[Stick], object], type[KVError]]] = {
         CoverageCorrupt,
     ),
     "format.json of tomorrow": (
-        lambda s: (s.path / "format.json").write_text('{"format": 2, "features": []}'),
+        lambda s: (s.path / "format.json").write_text('{"format": 3, "features": []}'),
         FormatTooNew,
     ),
     "format.json unreadable": (lambda s: (s.path / "format.json").write_text("{"), StoreCorrupt),
