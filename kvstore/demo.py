@@ -61,6 +61,7 @@ class Ferry:
     """Where things are while the demo runs, and how far it is."""
 
     model: str
+    engine: str
     work: Path
     done: int = field(default=0)
 
@@ -148,21 +149,21 @@ def ending_cleanly() -> Iterator[None]:
             signal.signal(one, before)
 
 
-def run(model: str, *, trimmed: bool, keep: Path | None = None) -> dict[str, Any]:
+def run(model: str, *, engine: str, trimmed: bool, keep: Path | None = None) -> dict[str, Any]:
     """The whole crossing; the value of ``--json``. Leaves nothing behind but the cached bundle (or all in ``keep``)."""
     with ending_cleanly():
         ensure_bundle(model)
         with tempfile.TemporaryDirectory(prefix="kvferry-demo-") as temporary:
             work = keep or Path(temporary)
             click.echo(f"In {work}:", err=True)
-            return _cross(Ferry(model, work), trimmed)
+            return _cross(Ferry(model, engine, work), trimmed)
 
 
 def _cross(ferry: Ferry, trimmed: bool) -> dict[str, Any]:
     text = "ferry.txt"
     story = resources.files("kvstore").joinpath("data", text).read_text("utf-8")
     (ferry.work / text).write_text(story[LEFT_OUT.get(ferry.model, 0) :], "utf-8")
-    model = ("--bundle", ferry.model)
+    model = ("--bundle", ferry.model, "--engine", ferry.engine)
     made = ferry.step(
         f"Producer: prefill {CONTEXT:,} tokens, decode {CONTINUATION} more as a receipt, save.", "producer",
         "prefill", *model, text, "--name", "ferry", "--tokens", str(CONTEXT), "--receipt", str(CONTINUATION),
@@ -267,9 +268,13 @@ def _flat(text: str) -> str:
     help="A model that `kvferry bundle build` knows; its bundle is built once.",
 )  # fmt: skip
 @click.option("--trimmed", is_flag=True, help="Move only what continuing from the end needs.")
+@click.option(
+    "--engine", type=click.Choice(["portable", "auto", "coreml"]), default="portable", show_default=True,
+    help="What runs the bundle. The portable engine runs, and has been run, everywhere that kvferry does.",
+)  # fmt: skip
 @click.option("--keep", type=Place(file_okay=False), help="Work in this folder and leave it there.")
 @common_options
-def demo(settings: Settings, model: str, trimmed: bool, keep: Path | None) -> None:
+def demo(settings: Settings, model: str, trimmed: bool, engine: str, keep: Path | None) -> None:
     """Prefill in one process, continue in another that has only the decode function.
 
     Break-even, in tokens, is (pull + restore) / one decode step, rounded up: from that length on, carrying a context over
@@ -280,7 +285,7 @@ def demo(settings: Settings, model: str, trimmed: bool, keep: Path | None) -> No
             raise Refused(f"--keep {keep}: expected an absent or empty folder, found files in it. Give another one.")
         keep = keep.absolute()
         keep.mkdir(parents=True, exist_ok=True)
-    value = run(model, trimmed=trimmed, keep=keep)
+    value = run(model, engine=engine, trimmed=trimmed, keep=keep)
     settings.emit(value, lambda: "\n" + picture(value, terminal_width() or WIDTH))
     if not value["identical"]:
         raise click.exceptions.Exit(9)

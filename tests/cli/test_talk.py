@@ -99,7 +99,7 @@ def test_ls_and_show_are_for_people(kvferry: Kvferry, story: Path) -> None:
         "book", f"  snapshot     {made['snapshot']}", "  tokens       1,500, in 24 blocks of 64",
         "  kept         whole: 1.15 MB here, 768 B a token", "  receipt      32 tokens, finish: cap",
         "group    layers  KV heads  head size  window  blocks here", "sliding       5         1         32  512     all 24",
-        "  compute    fp32", "  functions  prefill_512 | prefill_256 | prefill_32 | prefill_4,prefill_8",
+        "  compute         fp32", "  functions       prefill_512 | prefill_256 | prefill_32 | prefill_4,prefill_8",
     ):  # fmt: skip
         assert line in text.splitlines()
     assert "{" not in text and "[" not in text

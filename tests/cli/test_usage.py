@@ -226,7 +226,7 @@ def test_a_demo_step_that_fails_is_named_and_gives_its_exit_code(
     assert answer.code == inner.code != 0
     line = answer.err.splitlines()[-1]
     assert line.startswith("kvferry: StepFailed: step 1 of 6 (Producer: prefill")
-    assert "`kvferry --store producer prefill --bundle broken ferry.txt" in line
+    assert "`kvferry --store producer prefill --bundle broken --engine portable ferry.txt" in line
     assert inner.err.removeprefix("kvferry: ").strip() in line
     assert not answer.err.count("{"), "no JSON for people"
 
