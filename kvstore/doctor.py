@@ -8,6 +8,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from .errors import KVError, StoreMissing
+from .plaintext import counted
 from .shelf import Shelf
 
 Finding = dict[str, str]
@@ -83,7 +84,7 @@ def _store(path: Path) -> Finding:
     try:
         with Shelf.open(path, create=False) as shelf:
             refs = sum(1 for _ in shelf.records.ref_files())
-        return _finding("store", True, f"{path}: {refs} names")
+        return _finding("store", True, f"{path}: {counted(refs, 'name')}")
     except StoreMissing:
         return {"what": "store", "state": "note", "found": f"{path}: none yet"}
     except (KVError, OSError) as error:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,6 +38,8 @@ _SURROUNDINGS = (
     sqlite3.SQLITE_PROTOCOL,
     sqlite3.SQLITE_NOMEM,
 )
+_FILES = ("", "-wal", "-shm")
+"""How the names of the files end that SQLite keeps."""
 _D = TypeVar("_D", bound=Digest)
 BUSY_SECONDS = 30.0
 """How long another process may hold the index for writing before this one gives up."""
@@ -73,7 +77,7 @@ class Index:
     def open(cls, shelf: Shelf) -> Self:
         """Opens it, and rebuilds it if it is absent, damaged or of another version, or behind the files."""
         path = shelf.path / "index.sqlite"
-        if path.is_symlink():
+        if not all(_plain(shelf.path / f"index.sqlite{suffix}") for suffix in _FILES):
             cls.discard(shelf)
         try:
             index = cls(shelf, _connect(path))
@@ -91,11 +95,28 @@ class Index:
             raise
         return index
 
+    @classmethod
+    def in_memory(cls, shelf: Shelf) -> Self:
+        """An index of this process alone, made from the files: for a store that can only be read."""
+        index = cls(shelf, _prepared(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)))
+        try:
+            index.catch_up()
+        except BaseException:
+            index.close()
+            raise
+        return index
+
     @staticmethod
     def discard(shelf: Shelf) -> None:
-        """Deletes the index's files; the next `open` makes them anew. Nothing else is lost."""
-        for suffix in ("", "-wal", "-shm"):
-            (shelf.path / f"index.sqlite{suffix}").unlink(missing_ok=True)
+        """Deletes the index's files, and whatever stands in their places; the next `open` makes them anew. A folder there, which may hold
+        something, goes to ``trash/``."""
+        for suffix in _FILES:
+            path = shelf.path / f"index.sqlite{suffix}"
+            if path.is_dir() and not path.is_symlink():
+                shelf.root.make_folder("trash")
+                shelf.root.rename(path.name, f"trash/index-{secrets.token_hex(8)}")
+            else:
+                path.unlink(missing_ok=True)
 
     def close(self) -> None:
         self._db.close()
@@ -315,7 +336,19 @@ def _nonsense(found: str) -> sqlite3.DatabaseError:
 def _connect(path: Path) -> sqlite3.Connection:
     if not path.exists():
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-    db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    return _prepared(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False))
+
+
+def _plain(path: Path) -> bool:
+    """Whether a plain file is there, or nothing. SQLite would wait for a fifo's other end, and follow a link."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return True
+
+
+def _prepared(db: sqlite3.Connection) -> sqlite3.Connection:
+    """The connection with our tables; closed if they can't be had."""
     try:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
@@ -360,6 +393,8 @@ def refusal(error: sqlite3.OperationalError, store: Path) -> KVError | OSError:
     number = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}.get(code, errno.EIO)
     try:  # SQLite says that it could not; the system says why
         with path.open("r+b"):
+            if number == errno.EIO and not os.access(store, os.W_OK):  # SQLite needs files beside it
+                number = errno.EACCES
             number = errno.ENOSPC if shutil.disk_usage(store).free < LEAST_FREE else number
     except OSError as why:
         number = why.errno or number

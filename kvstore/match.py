@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .digest import SnapshotDigest
 from .items import Item, common_prefix
@@ -21,7 +21,7 @@ class Match:
     """
 
     digest: SnapshotDigest
-    snapshot: Snapshot
+    snapshot: Snapshot = field(repr=False)
     n: int
     runs: tuple[Run, ...]
     common: int

@@ -25,6 +25,11 @@ def size_text(count: int) -> str:
     return f"{value:,.2f} TB"
 
 
+def counted(count: int, what: str) -> str:
+    """``1 name``, ``0 names``, ``1,200 names``: ``what`` in the singular."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def table(
     rows: Sequence[Sequence[object]], header: Sequence[str], width: int | None = None, right: Collection[str] = ()
 ) -> str:

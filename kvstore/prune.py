@@ -21,7 +21,7 @@ from .errors import Corrupt, SnapshotMissing, StoreBusy, StoreCorrupt
 from .files import Root
 from .index import Index
 from .objects import Objects
-from .plaintext import size_text
+from .plaintext import counted, size_text
 from .records import Records
 from .store import Store
 from .usage import tree_bytes
@@ -78,9 +78,12 @@ class Plan:
         }
 
     def __str__(self) -> str:
-        lines = [f"snapshot {d.digest.hex[:12]}  {d.tokens or 'unreadable,'} tokens" for d in self.snapshots]
+        lines = [
+            f"snapshot {d.digest.hex[:12]}  {counted(d.tokens, 'token') if d.tokens else 'unreadable'}"
+            for d in self.snapshots
+        ]
         lines += [f"leftover {path}  {size_text(n)}" for path, n in self.leftovers]
-        lines.append(f"{len(self.objects):,} objects, {size_text(sum(n for _, n in self.objects))}")
+        lines.append(f"{counted(len(self.objects), 'object')}, {size_text(sum(n for _, n in self.objects))}")
         lines.append(f"{size_text(self.bytes)} to collect, {size_text(self.trash_bytes)} in the trash")
         return "\n".join(lines)
 

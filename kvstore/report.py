@@ -141,7 +141,9 @@ def description_text(value: Mapping[str, Any], width: int) -> str:
     ]
     header = ("group", "layers", "KV heads", "head size", "window", "blocks here")
     made = list(dict.fromkeys(name for lineage in value["lineages"] for name in lineage))
-    makers = [(m, " | ".join(dict.fromkeys(str(short(one.get(m, "not said"))) for one in value["lineages"]))) for m in made]
+    makers = [
+        (m, " | ".join(dict.fromkeys(str(short(one.get(m, "not said"))) for one in value["lineages"]))) for m in made
+    ]
     identity = [(name, text) for name, field in value["identity"].items() if (text := short(field)) is not None]
     parts = [value["name"], labelled(about, width, "  "), "", table(groups, header)]
     parts += ["", "computed by", labelled(makers, width, "  "), "", "identity", labelled(identity, width, "  ")]

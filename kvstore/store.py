@@ -6,9 +6,10 @@ dedupe check to the ref, so that a collector can't take what it relies on.
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
@@ -33,6 +34,7 @@ from .staging import Staging
 
 Contents = tuple[ContentDigest, ...]
 _T = TypeVar("_T")
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,8 @@ class Saved:
     """
 
     digest: SnapshotDigest | None
-    snapshot: Snapshot | None
-    coverage: Coverage | None
+    snapshot: Snapshot | None = field(repr=False)
+    coverage: Coverage | None = field(repr=False)
     written_objects: int
     written_bytes: int
     dropped_from: int | None
@@ -57,6 +59,7 @@ class Store:
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
         self._index: Index | None = None
+        self._memory: Index | None = None
 
     @classmethod
     def open(cls, path: Path, *, create: bool = True) -> Self:
@@ -65,6 +68,7 @@ class Store:
 
     def close(self) -> None:
         self._close_index()
+        self._close_memory()
         self.shelf.close()
 
     def __enter__(self) -> Self:
@@ -252,7 +256,7 @@ class Store:
         """The chain from which most of ``items`` can be reused; None if nothing can.
 
         What the files promise is looked for: a match is as long as the objects that it reads are there (absent ones make it
-        shorter, damaged ones don't). The longest usable wins, then one of ``lineage`` (of the few most recent), then the most recently used. Exact to
+        shorter, damaged ones don't). A store that can only be read is searched too. The longest usable wins, then one of ``lineage`` (of the few most recent), then the most recently used. Exact to
         the token: part of a block serves as well as a block. ``head`` is the asker's head digest, for the pending token of an exact
         hit. A damaged snapshot is passed over if another serves, and ``Match.reason`` names it; else its `Corrupt` error is raised.
         """
@@ -265,12 +269,12 @@ class Store:
             return match
 
         # Files may have been taken away behind the index; or it contradicts itself.
-        for cure in (partial(self.indexed, Index.catch_up), self._discard_index):
+        for cure in (partial(self._searched, Index.catch_up), self._renew_index):
             try:
-                return self.indexed(run)
+                return self._searched(run)
             except Behind:
                 cure()
-        return self.indexed(partial(run, strict=False))
+        return self._searched(partial(run, strict=False))
 
     def resolve(self, name: str) -> SnapshotDigest:
         """The snapshot of a name, or of 64 hex digits. `SnapshotMissing`."""
@@ -339,6 +343,28 @@ class Store:
                 return run(self._opened())
         except sqlite3.OperationalError as error:
             raise refusal(error, self.shelf.path) from error
+
+    def _searched(self, run: Callable[[Index], _T]) -> _T:
+        """As `indexed`, for a query. A store that can only be read gets an index in memory, read from its files once."""
+        if self._memory is None:
+            try:
+                return self.indexed(run)
+            except OSError as error:
+                if error.errno not in _READ_ONLY:
+                    raise
+            self._close_index()
+            self._memory = Index.in_memory(self.shelf)
+        return run(self._memory)
+
+    def _renew_index(self) -> None:
+        if self._memory is None:
+            self._discard_index()
+        self._close_memory()
+
+    def _close_memory(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
 
     def _opened(self) -> Index:
         if self._index is None:

@@ -9,7 +9,7 @@ import click
 
 from .cli import Settings, common_options, progress, terminal_width
 from .errors import StoreMissing
-from .plaintext import size_text, table
+from .plaintext import counted, size_text, table
 from .store import Store
 
 
@@ -61,7 +61,7 @@ def gc(settings: Settings, dry_run: bool, keep_days: float, purge: bool) -> None
         if purge:
             with progress("Deleting", max(1, plan.bytes + plan.trash_bytes), "bytes") as advance:
                 freed = prune.purge(store, advance)
-    moved = f"moved {pruned.snapshots} snapshots and {pruned.objects} objects, {size_text(pruned.bytes)}, to the trash"
+    moved = f"moved {counted(pruned.snapshots, 'snapshot')} and {counted(pruned.objects, 'object')}, {size_text(pruned.bytes)}, to the trash"
     settings.emit(
         {"dry_run": False, "plan": plan.value(), "pruned": pruned.value(), "freed_bytes": freed},
         f"{moved}; deleted {size_text(freed)}" if purge else f"{moved}; `kvferry gc --purge` deletes what is there",

@@ -7,9 +7,11 @@
 
 The public names are imported when they are first used: `import runtime` itself loads nothing else, not even numpy.
 
-Order: jsonfile · packaging · mlpackage · mil · ops · engine · portable · tokenizer_digest · cuts · tokenizer · bundle · coreml ·
-hostkv · soft · chain · verify_head · state · reports · decoding · session · build · engine_options · opening · bundle_commands ·
-checkpoint_commands · cli
+Order: jsonfile · packaging · mlpackage · mil · ops · engine · portable · tokenizer_digest · cuts · tokenizer · bundle ·
+coreml · hostkv · soft · chain · verify_head · lookup · speculation · verifier · state · reports · decoding ·
+session · chat_turns · chat · profile · plan_sizes · plan · ledgers · metrics · metrics_option · build · gate ·
+engine_options · speculation_options · opening · bundle_commands · checkpoint_commands · chat_commands · plan_commands ·
+stats_commands · gate_command · cli
 """
 
 from importlib import import_module
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from .reports import Generation, ReceiptReport, Restored
     from .session import Session
     from .soft import SoftSpan
+    from .speculation import Speculation, SpeculationStats
 
 __all__ = [
     "Bundle",
@@ -37,6 +40,8 @@ __all__ = [
     "Restored",
     "Session",
     "SoftSpan",
+    "Speculation",
+    "SpeculationStats",
 ]
 
 _HOMES = {
@@ -51,6 +56,8 @@ _HOMES = {
     "Restored": "reports",
     "Session": "session",
     "SoftSpan": "soft",
+    "Speculation": "speculation",
+    "SpeculationStats": "speculation",
 }
 
 

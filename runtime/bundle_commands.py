@@ -9,6 +9,7 @@ from typing import Any, Literal
 import click
 
 from kvstore.cli import Place, Settings, Text, cache_folder, common_options, progress, terminal_width
+from kvstore.errors import KVError
 from kvstore.plaintext import WIDTH, labelled, short, size_text, table
 
 from .engine_options import engine_options, open_engine, units_of
@@ -73,6 +74,12 @@ def build(
         f"{size_text(needs.memory)} of memory to build.",
         err=True,
     )
+    if verify_head == "pal6":
+        click.echo(
+            f"The verification head, in 6 bits, may say another token than the sequential one, in int8: `kvferry bundle heads {out}` tells. "
+            "Where they differ, speculation is refused.",
+            err=True,
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     with progress(f"Building {out.name}", 100, "%") as advance:
         before = 0.0
@@ -82,15 +89,20 @@ def build(
             advance(100 * (fraction - before))
             before = fraction
 
-        built = build_bundle(
-            name,
-            out,
-            source=source,
-            packing=packing,
-            downloads=cache_folder() / "downloads",
-            progress=report,
-            seed=seed or 0,
-        )
+        try:
+            built = build_bundle(
+                name,
+                out,
+                source=source,
+                packing=packing,
+                downloads=cache_folder() / "downloads",
+                progress=report,
+                seed=seed or 0,
+            )
+        except (KVError, OSError, KeyboardInterrupt) as error:
+            for note in getattr(error, "__notes__", ()):  # of what is left on the disk
+                click.echo(f"\n{note}", err=True)
+            raise
     if built.terms:
         click.echo(built.terms, err=True)
     settings.emit(

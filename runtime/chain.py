@@ -17,7 +17,9 @@ from kvstore.errors import Refused
 from kvstore.layout import first_read
 
 from .bundle import Bundle, BundleConfig
-from .engine import Engine, Function
+from .bundle.errors import BundleFieldError, field_error
+from .bundle.parse import CONVERT_CONFIG
+from .engine import Engine, Function, called
 from .hostkv import HostKV
 from .soft import Position, SoftRow, look_up
 
@@ -30,9 +32,10 @@ class InputUnknown(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``width`` tokens from position ``start`` on, through one function of every chunk. Decode has width 1."""
+    """``width`` tokens from position ``start`` on, through one function of every chunk. Decode has width 1. A verify step is an offset one that may
+    be given fewer tokens: its last rows are then padding."""
 
-    kind: Literal["plain", "offset", "decode"]
+    kind: Literal["plain", "offset", "decode", "verify"]
     start: int
     width: int
 
@@ -62,21 +65,22 @@ def decode_only(position: int, count: int) -> tuple[Step, ...]:
     return tuple(Step("decode", p, 1) for p in range(position, position + count))
 
 
-def write_mask(out: Half, start: int, window: int | None, neg: float) -> None:
+def write_mask(out: Half, start: int, window: int | None, neg: float, real: int | None = None) -> None:
     """Fill ``out`` [rows, slots]: row r belongs to position ``start + r``; 0 where it sees the slot, ``neg`` elsewhere.
 
-    A full layer (``window`` None) sees slots up to its own position, a sliding one the last ``window`` of those.
+    A full layer (``window`` None) sees slots up to its own position, a sliding one the last ``window`` of those. Rows from ``real`` on (by
+    default none) are padding, which sees nothing.
     """
     out.fill(neg)
-    for r in range(len(out)):
+    for r in range(len(out) if real is None else real):
         p = start + r
         out[r, first_read(window, p) : p + 1] = 0
 
 
-def write_onehot(out: Half, start: int) -> None:
-    """Fill ``out`` [rows, slots] with 1 at slot ``start + r`` of row r, 0 elsewhere."""
+def write_onehot(out: Half, start: int, real: int | None = None) -> None:
+    """Fill ``out`` [rows, slots] with 1 at slot ``start + r`` of row r, 0 elsewhere and in the rows from ``real`` on (by default none)."""
     out.fill(0)
-    rows = np.arange(len(out))
+    rows = np.arange(len(out) if real is None else real)
     out[rows, start + rows] = 1
 
 
@@ -85,6 +89,15 @@ def rope_rows(start: int, rows: int, inverse: Sequence[float]) -> tuple[Half, Ha
     angles = np.outer(np.arange(start, start + rows, dtype=np.float64), np.asarray(inverse, np.float64))
     cos, sin = np.cos(angles).astype(np.float16), np.sin(angles).astype(np.float16)
     return np.concatenate((cos, cos), axis=1), np.concatenate((sin, sin), axis=1)
+
+
+def padded(rows: Half, width: int) -> Half:
+    """``rows`` [n, …], and zero rows behind them up to ``width``; as they are where none is missing."""
+    if len(rows) == width:
+        return rows
+    out = np.zeros((width, *rows.shape[1:]), rows.dtype)
+    out[: len(rows)] = rows
+    return out
 
 
 class Chain:
@@ -99,16 +112,22 @@ class Chain:
         self._engine = engine
         self._kv = kv
         self._buffers: dict[tuple[str, int, int], Half] = {}
+        self._fitting: set[tuple[str, str, str]] = set()
 
     def function_name(self, step: Step) -> str:
         """The name, the same in every chunk, of the function that computes ``step``."""
         config = self._bundle.config
-        return config.decode_function if step.kind == "decode" else config.prefill_functions[step.width]
+        match step.kind:
+            case "decode":
+                return config.decode_function
+            case "verify":
+                return config.verify_functions[step.width]
+            case _:
+                return config.prefill_functions[step.width]
 
     def load_decode(self) -> None:
         """Load every chunk's decode function, and nothing else."""
-        for package in self._bundle.config.chunks:
-            self._engine.function(package, self._bundle.config.decode_function)
+        self._loaded(Step("decode", 0, 1))
 
     def run(self, step: Step, fed: Sequence[Position]) -> Half:
         """Compute ``step`` for its positions ``fed``, write their K and V rows, and return the last one's hidden state, [hidden], owned by the
@@ -117,31 +136,76 @@ class Chain:
         Does not move `HostKV.position`; raises whatever loading or the engine raises, then only rows above it may have changed. Token ids
         are checked before anything runs.
         """
-        assert len(fed) == step.width and step.start == self._kv.position
+        last: Half = self.run_rows(step, fed)[-1]
+        return last
+
+    def run_rows(self, step: Step, fed: Sequence[Position]) -> Half:
+        """The same, with every row's hidden state, [width, hidden]. Of a verify step given fewer positions than its width, the last rows
+        are padding's: finite, and meaningless; only the rows of ``fed`` are written."""
+        real = len(fed)
+        assert real == step.width or (step.kind == "verify" and 0 < real < step.width)
+        assert step.start == self._kv.position
         rows_of_tables = look_up(fed)
-        embeddings = self._bundle.embed.take(rows_of_tables)
+        embeddings = padded(self._bundle.embed.take(rows_of_tables), step.width)
         for i, one in enumerate(fed):
             if isinstance(one, SoftRow):
                 embeddings[i] = one.row
         inputs = _Inputs(self._bundle, self._kv, self._buffers, step, rows_of_tables, embeddings)
         hidden: Half = embeddings
-        name = self.function_name(step)
-        functions = [self._engine.function(package, name) for package in self._bundle.config.chunks]
+        functions = self._loaded(step)
         rows = (step.start, step.start + 1) if step.kind == "decode" else None
         for function in functions:
             given = {i: inputs.make(function, i, hidden).reshape(spec.shape) for i, spec in function.inputs.items()}
             results = function(given, kv_rows=rows)
             for layer in self._kv.layers:
                 if f"k_{layer}_out" in results:
-                    self._kv.write_rows(layer, step.start, results[f"k_{layer}_out"], results[f"v_{layer}_out"])
+                    k, v = (results[f"{part}_{layer}_out"].reshape(step.width, -1)[:real] for part in "kv")
+                    self._kv.write_rows(layer, step.start, k, v)
             hidden = results["hidden"]
-        last: Half = hidden.reshape(step.width, -1)[-1]
-        return last
+        return hidden.reshape(step.width, -1)
+
+    def _loaded(self, step: Step) -> list[Function]:
+        """Every chunk's function for ``step``. Raises `BundleFieldError` where one declares an input of another size than the host makes."""
+        name, found = self.function_name(step), []
+        for package in self._bundle.config.chunks:
+            function = self._engine.function(package, name)
+            found.append(function)
+            if (package, name, step.kind) not in self._fitting:
+                # one position of row 0, the rest padding: only the sizes matter
+                embeddings = padded(self._bundle.embed.take((0,)), step.width)
+                blank = _Inputs(self._bundle, self._kv, self._buffers, Step(step.kind, 0, step.width), (0,), embeddings)
+                made = {i: blank.make(function, i, embeddings) for i in function.inputs}
+                _require_fit(called(package, name), step, function, made)
+                self._fitting.add((package, name, step.kind))
+        return found
 
     def token(self, hidden: Half) -> int:
         """The greedy token after ``hidden`` [hidden], by the sequential head."""
         head = self._engine.function(self._bundle.config.lmhead, None)
         return int(head({"hidden": hidden})["token"].reshape(-1)[0])
+
+
+def _require_fit(label: str, step: Step, function: Function, made: dict[str, Half]) -> None:
+    """Raises `BundleFieldError` unless every input of ``function`` is declared with as many elements as the host has ``made``."""
+    wrong = [name for name, spec in function.inputs.items() if spec.size != made[name].size]
+    # where the context is another one, the masks say so plainly, and K and V differ only because of it
+    for name in wrong:
+        if name in ("onehot", "mask_s", "mask_f") and step.kind != "plain":
+            declared, slots = function.inputs[name].size, made[name].shape[-1]
+            if declared % step.width == 0:
+                expected = f"{declared // step.width} ({label} declares {name} so)"
+                raise field_error(CONVERT_CONFIG, "hostio.CTX", expected, f"{slots}")
+    for name in wrong:
+        expected, found = str(list(function.inputs[name].shape)), str(list(made[name].shape))
+        raise BundleFieldError(
+            f"{label}: input {name}: expected {expected}, as it is declared, found {found}, as {CONVERT_CONFIG} has it. "
+            "Take the bundle from its source again, or rebuild it.",
+            file=CONVERT_CONFIG,
+            field=name,
+            expected=expected,
+            found=found,
+            function=label,
+        )
 
 
 class _Inputs:
@@ -189,7 +253,7 @@ class _Inputs:
             case "cos_f" | "sin_f":
                 return dict(zip(("cos_f", "sin_f"), rope_rows(start, rows, self._config.inv_full), strict=True))
             case "tokid" if self._bundle.ple is not None:
-                return {name: self._bundle.ple.take(self._tokens)}
+                return {name: padded(self._bundle.ple.take(self._tokens), rows)}
         raise InputUnknown(
             f"{function.name}: input {name!r}: expected one that the host can make (hidden_in, onehot, masks, RoPE rows, K and V), "
             f"found another. Use a bundle of format coreml-corellm-r1 or kvferry-bundle-1, or a newer kvferry.",
@@ -204,9 +268,10 @@ class _Inputs:
             self._buffers[key] = np.empty((rows, slots), np.float16)
         out = self._buffers[key]
         if name == "onehot":
-            write_onehot(out, start)
+            write_onehot(out, start, len(self._tokens))
         else:
-            write_mask(out, start, self._config.sliding_window if name == "mask_s" else None, self._config.neg)
+            window = self._config.sliding_window if name == "mask_s" else None
+            write_mask(out, start, window, self._config.neg, len(self._tokens))
         view = out.view()
         view.flags.writeable = False
         return view

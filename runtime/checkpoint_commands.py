@@ -16,6 +16,8 @@ from kvstore.records import check_label
 from kvstore.store import Store
 
 from .bundle import Bundle
+from .metrics.journal import Journal
+from .metrics_option import metrics_option
 from .opening import BundleName, open_bundle
 
 
@@ -39,14 +41,17 @@ def app_bundle(bundle: Bundle) -> AppBundle:
               help="The format: `corellm`, the checkpoint folder of the app for coreml-corellm-r1 bundles.")  # fmt: skip
 @click.option("--bundle", "given", metavar="DIR", type=BundleName(),
               help="The app's bundle: its folder, or a cached bundle's name. Needed where the snapshot doesn't say it.")  # fmt: skip
+@metrics_option
 @common_options
-def export(settings: Settings, name: str, folder: Path, form: str, given: str | None) -> None:
+def export(settings: Settings, name: str, folder: Path, form: str, given: str | None, journal: Journal) -> None:
     """Write the snapshot NAME to the folder DIR, for another program to continue from.
 
     DIR is new or empty; it appears whole. Writing the same checkpoint again changes nothing.
     """
+    journal.enter("export")
     started = perf_counter()
-    bundle = None if given is None else app_bundle(open_bundle(given))
+    opened = None if given is None else open_bundle(given)
+    bundle = None if opened is None else app_bundle(opened)
     with Store.open(settings.store, create=False) as store:
         snapshot = store.shelf.records.snapshot(store.resolve(name))
         with progress("Exporting", snapshot.tokens * snapshot.layout.bytes_per_token, "bytes") as advance:
@@ -58,6 +63,9 @@ def export(settings: Settings, name: str, folder: Path, form: str, given: str | 
                 created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 progress=advance,
             )
+    seconds = perf_counter() - started
+    journal.about(snapshot.model, opened)
+    journal.kv("export", made.bytes, seconds, prompt_tokens=made.tokens)
     for line in made.notes:
         note(line)
     value = {
@@ -72,7 +80,7 @@ def export(settings: Settings, name: str, folder: Path, form: str, given: str | 
         "zeroed_rows": made.zeroed_rows,
         "soft_tokens": made.soft_tokens,
         "notes": list(made.notes),
-        "seconds": perf_counter() - started,
+        "seconds": seconds,
     }
     done = "written to" if made.made else "is there already, in"
     settings.emit(value, lambda: f"{name}: {made.tokens} tokens, {size_text(made.bytes)}, {done} {folder}")
@@ -86,13 +94,16 @@ def export(settings: Settings, name: str, folder: Path, form: str, given: str | 
 @click.option(
     "--namespace", type=Text(), default=DEFAULT_NAMESPACE, show_default=True, help="Prefixes never cross namespaces."
 )
+@metrics_option
 @common_options
-def import_(settings: Settings, folder: Path, given: str, name: str | None, namespace: str) -> None:
+def import_(settings: Settings, folder: Path, given: str, name: str | None, namespace: str, journal: Journal) -> None:
     """Save the checkpoint in the folder DIR, which the app wrote, as a snapshot."""
     label = folder.absolute().name if name is None else name
     check_label(label)
+    journal.enter("import")
     started = perf_counter()
     opened = open_bundle(given)
+    journal.about(opened.config.name, opened)
     bundle = app_bundle(opened)
     total = sum(f.stat(follow_symlinks=False).st_size for f in folder.glob("?_*.bin")) if folder.is_dir() else 0
     with Store.open(settings.store) as store:
@@ -109,6 +120,15 @@ def import_(settings: Settings, folder: Path, given: str, name: str | None, name
             )
     saved = made.saved
     assert saved.digest is not None
+    seconds = perf_counter() - started
+    journal.kv(
+        "import",
+        made.bytes,
+        seconds,
+        prompt_tokens=len(made.checkpoint.tokens),
+        written_bytes=saved.written_bytes,
+        new_objects=saved.written_objects,
+    )
     if before is not None and before.snapshot != saved.digest:
         note(f"{label} stood for {before.snapshot}, which is unnamed cache now.")
     for line in made.notes:
@@ -131,7 +151,7 @@ def import_(settings: Settings, folder: Path, given: str, name: str | None, name
         "written_objects": saved.written_objects,
         "written_bytes": saved.written_bytes,
         "notes": list(made.notes),
-        "seconds": perf_counter() - started,
+        "seconds": seconds,
     }
     settings.emit(
         value,

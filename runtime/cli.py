@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +16,12 @@ from kvstore.plaintext import size_text
 from kvstore.store import Store
 
 from .bundle_commands import bundle
+from .ledgers import Gauge, Stats
+from .metrics.journal import Journal
+from .metrics_option import metrics_option
 from .opening import Steps, feeding, model_options, note_makers, open_model, read_tokens
+from .speculation import Asked, Verify
+from .speculation_options import as_json, chosen, speculation_options
 
 TAIL = 64
 """Tokens of the context's end that ``prefill --json`` gives as text."""
@@ -40,6 +44,8 @@ class ReceiptMismatch(KVError):
               help="Greedy tokens to record, so that a consumer can prove its continuation; 0: none.")  # fmt: skip
 @click.option("--decode-only", is_flag=True, help="Feed every token through decode, as a small device would.")
 @click.option("--no-reuse", is_flag=True, help="Compute all of it, and so mend what of it is damaged in the store.")
+@click.option("--stats", is_flag=True, help="Measure the memory of this process before and after; a table on stderr.")
+@metrics_option
 @model_options
 @common_options
 def prefill(
@@ -50,14 +56,22 @@ def prefill(
     receipt: int,
     decode_only: bool,
     no_reuse: bool,
+    stats: bool,
+    journal: Journal,
     **model: Any,
 ) -> None:
-    """Prefill the text of FILE, reusing what the store has, and save its KV as NAME."""
+    """Prefill the text of FILE, reusing what the store has, and save its KV as NAME.
+
+    FILE is UTF-8, a plain file of at most 256 MB, or - for stdin; a byte order mark at its start is no part of the text.
+    """
     opened = open_model(**model)
+    journal.opened(opened.bundle, opened.engine)
     ids = read_tokens(opened.bundle, file, tokens, fitting=True)
+    gauge = Gauge(stats)
     with Store.open(settings.store) as store:
         session = opened.session(store, decode_only=decode_only)
         with feeding(len(ids)) as report:
+            journal.enter("prefill")
             started = perf_counter()
             prompted = None
             if no_reuse:
@@ -68,13 +82,17 @@ def prefill(
         reused = 0 if prompted is None else prompted.reused
         makers = note_makers(prompted.match if prompted and prompted.source == "store" else None, opened.engine)
         made = None
+        journal.enter("generate")
         if receipt:
             with waiting("Receipt"):
                 made = session.receipt(receipt)
         before, damage = store.shelf.records.standing(name), store.shelf.records.damage(name)
+        journal.enter("save")
         started = perf_counter()
         saved = session.save(name, made)
         save_seconds = perf_counter() - started
+        journal.saved(saved, save_seconds, reused)
+        measured = gauge.read(opened.engine, session.kv)
     if damage is not None:
         note_damaged(damage)
     note_moved(name, before, saved.digest)
@@ -97,6 +115,7 @@ def prefill(
         "kv_bytes_per_token": saved.snapshot.layout.bytes_per_token,
         "tail": opened.bundle.tokenizer.decode(ids[-TAIL:]),
         "receipt": None if made is None else asdict(made) | {"text": opened.bundle.tokenizer.decode(made.tokens)},
+        "stats": None if measured is None else measured.value(),
     }
     settings.emit(
         value,
@@ -105,6 +124,7 @@ def prefill(
             f"{save_seconds:.2f} s ({size_text(saved.written_bytes)} written of {size_text(kv_bytes)})"
         ),
     )
+    _tell(settings, measured)
 
 
 @click.command()
@@ -115,6 +135,9 @@ def prefill(
 @click.option("--decode-only", is_flag=True, help="Refuse to load anything but decode, as on a small device.")
 @click.option("--no-reuse", is_flag=True, help="Ignore what the store has for the prompt.")
 @click.option("--save", "save_as", metavar="NAME", type=Label(), help="Save the KV of all of it under this name.")
+@click.option("--stats", is_flag=True, help="Measure the memory of this process before and after; a table on stderr.")
+@speculation_options
+@metrics_option
 @model_options
 @common_options
 def generate(
@@ -126,6 +149,12 @@ def generate(
     decode_only: bool,
     no_reuse: bool,
     save_as: str | None,
+    stats: bool,
+    speculate: Asked,
+    verify: Verify,
+    threshold: float | None,
+    allow_verify: bool,
+    journal: Journal,
     **model: Any,
 ) -> None:
     """Continue a snapshot (--from) or a prompt, greedily; the text goes to stdout as it comes."""
@@ -137,7 +166,17 @@ def generate(
     if source is not None and no_reuse:
         raise click.UsageError("--no-reuse is for a prompt alone: what --from names is what to reuse.")
     opened = open_model(**model)
+    journal.opened(opened.bundle, opened.engine)
+    how, choice = chosen(
+        opened.bundle.config,
+        decode_only=decode_only,
+        speculate=speculate,
+        verify=verify,
+        threshold=threshold,
+        allow_verify=allow_verify,
+    )
     tokenizer = opened.bundle.tokenizer
+    gauge = Gauge(stats)
     needs_store = source is not None or save_as is not None
     if source is not None and not settings.store.exists():
         raise SnapshotMissing(f"no snapshot named {source!r}: there is no store at {settings.store}.", label=source)
@@ -146,12 +185,15 @@ def generate(
         restored = None
         reused = 0
         match = None
-        session = opened.session(store, decode_only=decode_only)
+        session = opened.session(store, decode_only=decode_only, allow_verify=allow_verify)
         if source is not None:
+            journal.enter("restore")
             restored = session.restore(source, at)
+            journal.restored(restored)
             reused, match = restored.reused_tokens, restored.match
         ids = tokenizer.encode(prompt, bos=source is None) if prompt else []
         steps = Steps()
+        journal.enter("prefill")
         if ids:
             with feeding(len(ids), steps) as report:
                 if source is None and not no_reuse:
@@ -169,18 +211,24 @@ def generate(
             if not settings.json:
                 click.echo(piece, nl=False)
 
-        made = session.generate(count, lambda token: show(stream.feed(token)))
+        journal.enter("generate")
+        made = session.generate(count, lambda token: show(stream.feed(token)), speculate=how)
+        journal.message(made, reused_tokens=reused)
         show(stream.finish())
         saved = None
         if save_as is not None:
+            journal.enter("save")
             if session.emitted and session.pending is not None and made.finish != "eos":
                 session.feed(
                     [session.pending]
                 )  # so that continuing goes on after the last token, and does not give it again
             assert store is not None
             before = store.shelf.records.standing(save_as)
+            started = perf_counter()
             saved = session.save(save_as)
+            journal.saved(saved, perf_counter() - started, reused)
             note_moved(save_as, before, saved.digest)
+        measured = gauge.read(opened.engine, session.kv)
         value = {
             "text": "".join(text),
             "tokens": list(made.tokens),
@@ -193,10 +241,12 @@ def generate(
             "fed_tokens": len(ids) if source is not None else len(ids) - reused,
             "feed_seconds": feed_seconds,
             "feed_token_seconds": steps.token_seconds,
-            "token_seconds": statistics.median(made.seconds[1:]) if len(made.seconds) > 1 else None,
+            "token_seconds": made.token_seconds,
+            "speculation": as_json(made.speculation, how, choice),
             "functions": list(opened.engine.ledger.names()),
             "specialisation_seconds": opened.engine.ledger.seconds(),
             "saved": None if saved is None or saved.digest is None else saved.digest.hex,
+            "stats": None if measured is None else measured.value(),
         }
     finally:
         if store is not None:
@@ -207,6 +257,15 @@ def generate(
             click.echo()
         if made.finish in STOPPED:
             note(f"stopped after {len(made.tokens):,} of {count:,} tokens: {STOPPED[made.finish]}.")
+    if made.speculation is not None and made.speculation.refusal is not None:
+        note(f"decoded without speculation: {made.speculation.refusal}")
+    _tell(settings, measured)
+
+
+def _tell(settings: Settings, measured: Stats | None) -> None:
+    """What --stats measured, on stderr; with --json it is part of the answer."""
+    if measured is not None and not settings.json:
+        click.echo(measured.text(), err=True)
 
 
 def note_moved(name: str, before: SnapshotDigest | None, now: SnapshotDigest | None) -> None:
@@ -221,7 +280,7 @@ def note_moved(name: str, before: SnapshotDigest | None, now: SnapshotDigest | N
 @model_options
 @common_options
 def find(settings: Settings, file: Path, tokens: int | None, **model: Any) -> None:
-    """Say how much of FILE's text the store already has, and where it first differs."""
+    """Say how much of FILE's text the store already has, and where it first differs. FILE as for prefill; the store may be read-only."""
     opened = open_model(**model)
     ids = read_tokens(opened.bundle, file, tokens, fitting=False)
     match = None

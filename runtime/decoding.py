@@ -20,7 +20,9 @@ from .engine import Engine
 from .hostkv import HostKV
 from .reports import Fed, Generation, ReceiptReport, budget, compare
 from .soft import Input, Position, items_of, positions
+from .speculation import Speculation
 from .state import State, made_by
+from .verifier import Speculator, Verifier
 
 
 class ContextOverflow(Refused):
@@ -38,6 +40,7 @@ class Decoding:
         self.kv = HostKV(bundle.layout(), bundle.config.ctx)
         self._only_decode = only_decode
         self._chain = Chain(bundle, engine, self.kv)
+        self._verifier = Verifier(bundle, engine, self._chain)
         # What the checkpoint folder of another runtime wants to know, besides who computed the rows.
         mine = {"context": str(bundle.config.ctx), "convert_config": bundle.config_sha256}
         self._engine_fields = {**engine.describe(), **mine}
@@ -96,12 +99,18 @@ class Decoding:
         functions = dict.fromkeys(self._chain.function_name(step) for step in steps)
         return Fed(done, tuple(functions), perf_counter() - started)
 
-    def generate(self, n: int, on_token: Callable[[int], None] | None = None) -> Generation:
+    def generate(
+        self, n: int, on_token: Callable[[int], None] | None = None, *, speculate: Speculation | None = None
+    ) -> Generation:
         """Up to ``n`` greedy tokens, each passed to ``on_token`` as soon as it is chosen. The last one is not fed: it stays pending.
 
         Called again it goes on: the pending token that was given out is fed first and not given out twice. Where no token is pending
         (after `rollback`), the last one is decoded again. Stops early at an EOS token and, with ``contextFull``, 8 positions before the
         context ends.
+
+        ``speculate``: several tokens a step where the text repeats itself and at least a full round of tokens is left to give. When
+        ``on_token`` is called, and when it raises, the session is what it is there without speculation; so it is at the end. Raises `WidthUnknown`
+        and `FunctionNotAllowed` before anything is done, where the bundle or the session has no verification; `HeadRefused` at the first round.
         """
         if n < 0 or not self._state.items:
             raise InputInvalid(
@@ -111,19 +120,33 @@ class Decoding:
         limit, finish = budget(n, self.bundle.config.ctx, began)
         tokens: list[int] = []
         seconds: list[float] = []
-        while len(tokens) < limit:
-            token = self._next()
+        speculator = None if speculate is None else Speculator(speculate, self._verifier)
+
+        def give(token: int) -> bool:
+            """Hands out the pending token; whether it ends the text."""
+            nonlocal last
             self._state = self._state.with_emitted(True)
             tokens.append(token)
             now = perf_counter()
             seconds.append(now - last)
             last = now
+            if speculator is not None:
+                speculator.tally.token()
             if on_token is not None:
                 on_token(token)
-            if token in self.bundle.config.eos_token_ids:
+            return token in self.bundle.config.eos_token_ids
+
+        while len(tokens) < limit:
+            if speculator is None or not self._round(speculator, limit - len(tokens), give):
+                token = self._next()
+                if speculator is not None:
+                    speculator.tally.begin()
+                give(token)
+            if tokens[-1] in self.bundle.config.eos_token_ids:
                 finish = "eos"
                 break
-        return Generation(tuple(tokens), finish, began, tuple(seconds))
+        stats = None if speculator is None else speculator.tally.stats()
+        return Generation(tuple(tokens), finish, began, tuple(seconds), stats)
 
     def rollback(self, position: int) -> None:
         """Keep the first ``position`` tokens. `NotCovered` where a trimmed restore lacks the rows; then nothing changes."""
@@ -168,9 +191,36 @@ class Decoding:
         assert self.pending is not None
         return self.pending
 
-    def _step(self, step: Step, fed: Sequence[Position], *, choose: bool) -> None:
+    def _round(self, speculator: Speculator, left: int, give: Callable[[int], bool]) -> bool:
+        """One round of speculation, its tokens handed to ``give``. False, and nothing is done, where decode is to give the next token."""
+        state = self._state
+        if state.pending is None or not state.emitted:
+            return False
+        drafts = speculator.drafts((*state.items, state.pending), self.bundle.config.ctx, left)
+        if not drafts:
+            return False
+        self._heal()
+        maker = made_by(self._engine_fields, [speculator.function])
+        fed = [state.pending, *drafts]
+        try:
+            tokens = speculator.round(self.position, fed).tokens
+            for row, token in zip(fed, tokens, strict=False):
+                # What a step of decode commits: this row, and what was chosen after it.
+                after = self._state.fed((row,), maker, token)
+                self.kv.advance(len(after.items))
+                self._state = after
+                if give(token):
+                    break
+        finally:
+            self.kv.rollback(self.position)
+        return bool(tokens)
+
+    def _heal(self) -> None:
         if self.kv.position != self.position:  # an interrupt fell between a commit's two assignments
             self.kv.rollback(self.position)
+
+    def _step(self, step: Step, fed: Sequence[Position], *, choose: bool) -> None:
+        self._heal()
         try:
             hidden = self._chain.run(step, fed)
             pending = self._chain.token(hidden) if choose else None

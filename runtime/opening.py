@@ -17,15 +17,19 @@ from kvstore.cli import Text, cache_folder, note, progress
 from kvstore.errors import InputInvalid
 from kvstore.identity import DEFAULT_NAMESPACE
 from kvstore.match import Match
+from kvstore.plaintext import size_text
 from kvstore.store import Store
 
 from .bundle import Bundle
+from .bundle.errors import BundleFileMissing
 from .decoding import ContextOverflow
 from .engine import Engine
 from .engine_options import engine_options, open_engine
 from .reports import makers, otherwise
 from .session import Session
 
+MOST_BYTES = 256_000_000
+"""Length of the longest text that is read: far above any context, so that an endless one ends."""
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -37,15 +41,29 @@ class Opened:
     engine: Engine
     namespace: str
 
-    def session(self, store: Store | None, *, decode_only: bool = False) -> Session:
-        return Session.open(self.bundle, self.engine, store=store, namespace=self.namespace, decode_only=decode_only)
+    def session(self, store: Store | None, *, decode_only: bool = False, allow_verify: bool = False) -> Session:
+        return Session.open(
+            self.bundle,
+            self.engine,
+            store=store,
+            namespace=self.namespace,
+            decode_only=decode_only,
+            allow_verify=allow_verify,
+        )
 
 
 def bundle_path(given: str) -> Path:
-    """A folder, or the name of a bundle in the cache."""
+    """A folder, or the name of a bundle in the cache. `BundleFileMissing` where neither is there."""
     path = Path(given).expanduser()
-    cached = cache_folder() / "bundles" / given
-    return cached if not path.exists() and "/" not in given and cached.is_dir() else path
+    cache = cache_folder() / "bundles"
+    if path.exists():
+        return path
+    if "/" not in given and (cache / given).is_dir():
+        return cache / given
+    raise BundleFileMissing(
+        f"no bundle named {given!r} in {cache}, and no such folder. `kvferry bundle build` makes one; or give a bundle's folder.",
+        file=given,
+    )
 
 
 def open_bundle(given: str) -> Bundle:
@@ -103,10 +121,7 @@ def read_tokens(bundle: Bundle, file: Path, limit: int | None, *, fitting: bool)
     No more of the text is tokenised than it takes. ``fitting``: raises `ContextOverflow` as soon as there are more tokens than the
     bundle's context holds.
     """
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputInvalid(f"{file}: expected UTF-8 text, found {error.reason} at byte {error.start}") from error
+    text = _read_text(file)
     most = bundle.config.ctx - 1
     if limit is not None and fitting and limit > most:
         raise _overflow("--tokens", most, limit, f"{limit:,}")
@@ -128,6 +143,28 @@ def read_tokens(bundle: Bundle, file: Path, limit: int | None, *, fitting: bool)
             f"--tokens: expected at most {len(tokens):,}, which {file} has, found {limit:,}. Give fewer."
         )
     return tokens
+
+
+def _read_text(file: Path) -> str:
+    """The text of a plain file (``-``: stdin), line ends as one newline, without the byte order mark that some editors put first."""
+    if str(file) == "-":
+        data = sys.stdin.buffer.read(MOST_BYTES + 1)
+    else:
+        if not file.is_file():
+            raise InputInvalid(
+                f"{file}: expected a regular file, found a device, a pipe or something else. `-` reads from a pipe."
+            )
+        with file.open("rb") as opened:
+            data = opened.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise InputInvalid(
+            f"{file}: expected at most {size_text(MOST_BYTES)} of text, found more. Give the part that is meant (`head -c`)."
+        )
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputInvalid(f"{file}: expected UTF-8 text, found {error.reason} at byte {error.start}") from error
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _overflow(what: str, most: int, found: int, told: str) -> ContextOverflow:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from kvstore.layout import blocks_of
 from kvstore.match import Match
 from kvstore.snapshot import Lineage, Receipt
 
+from .speculation import SpeculationStats
 from .state import FUNCTIONS
 
 Finish = Literal["eos", "cap", "contextFull"]
@@ -60,12 +62,26 @@ class Fed:
 @dataclass(frozen=True, slots=True)
 class Generation:
     """Greedy ``tokens`` from position ``prompt`` on. With ``eos`` the EOS token is the last one. ``seconds``: per token, from the token
-    before it (the first: from the call) until it was chosen."""
+    before it (the first: from the call) until it was chosen; of a round's tokens the first has the round's time, and the others almost none.
+    ``speculation``: None where it was not asked for."""
 
     tokens: tuple[int, ...]
     finish: Finish
     prompt: int
     seconds: tuple[float, ...]
+    speculation: SpeculationStats | None = None
+
+    @property
+    def token_seconds(self) -> float | None:
+        """Median seconds of a token, each token of a round taken to last its share of the round; the first token, which loads, is left out. None
+        with fewer than two."""
+        steps = (1,) * len(self.tokens) if self.speculation is None else self.speculation.step_tokens
+        shares: list[float] = []
+        for count in steps:
+            # A round that gave nothing has its time in the next step's first token.
+            began = len(shares)
+            shares += [sum(self.seconds[began : began + count]) / count] * count if count else []
+        return statistics.median(shares[1:]) if len(shares) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +91,7 @@ class Prompted:
     reused: int
     source: Source
     fed: Fed
-    match: Match | None
+    match: Match | None = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +106,7 @@ class Restored:
     bytes: int
     functions: tuple[str, ...]
     lineage: Lineage | None
-    match: Match
+    match: Match = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from .decoding import Decoding
 from .engine import Engine
 from .reports import Prompted, Restored, Source
 from .soft import Input, items_of
+from .speculation import verify_assets
 from .state import State
 
 
@@ -44,12 +45,18 @@ class Session(Decoding):
         store: Store | None = None,
         namespace: str = DEFAULT_NAMESPACE,
         decode_only: bool = False,
+        allow_verify: bool = False,
     ) -> Session:
         """An empty session. ``decode_only``: from now on the engine refuses to load anything but the chunks' decode functions and the
-        sequential head (`engine.FunctionNotAllowed`), and every token is fed through decode."""
+        sequential head (`engine.FunctionNotAllowed`), and every token is fed through decode. ``allow_verify``: besides these it may then load
+        what speculation verifies with; prompts still go through decode. Says nothing without ``decode_only``."""
         if decode_only:
             config = bundle.config
-            engine.ledger.restrict([(c, config.decode_function) for c in config.chunks] + [(config.lmhead, None)])
+            allowed: list[tuple[str, str | None]] = [(chunk, config.decode_function) for chunk in config.chunks]
+            allowed.append((config.lmhead, None))
+            if allow_verify:
+                allowed += verify_assets(config)
+            engine.ledger.restrict(allowed)
         return cls(bundle, engine, store, namespace, only_decode=decode_only)
 
     @property

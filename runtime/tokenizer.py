@@ -120,6 +120,10 @@ class Tokenizer:
         """
         return self._inner.decode([self._checked(t) for t in tokens], skip_special_tokens=True)
 
+    def written(self, tokens: Sequence[int]) -> str:
+        """The text of ``tokens`` with special tokens spelled out, as `encode` reads them. Otherwise as `decode`."""
+        return self._inner.decode([self._checked(t) for t in tokens], skip_special_tokens=False)
+
     def stream(self) -> TextStream:
         """A decoder for tokens that come one at a time."""
         return TextStream(self)

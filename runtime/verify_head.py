@@ -58,8 +58,9 @@ class HeadCheck:
         return tuple(i for i, (a, b) in enumerate(zip(self.sequential, self.batched, strict=True)) if a != b)
 
 
-def check_head(bundle: Bundle, engine: Engine, width: int) -> HeadCheck:
-    """Run both heads on ``width`` rows of decode steps of this bundle. Loads the decode functions and the two heads.
+def check_head(bundle: Bundle, engine: Engine, width: int, function: str | None = None) -> HeadCheck:
+    """Run both heads on ``width`` rows of decode steps of this bundle. Loads the decode functions and the two heads, of the batched one
+    ``function`` (by default its default one).
 
     Raises ``WidthUnknown``, ``HeadRefused`` where no rows with different tokens were found, and what the engine raises.
     """
@@ -78,15 +79,15 @@ def check_head(bundle: Bundle, engine: Engine, width: int) -> HeadCheck:
             sequential=list(sequential),
         )
     hidden = np.stack([row for _, _, row in chosen])
-    batched = engine.function(package, None)({"hidden": hidden})["token"].reshape(-1)
+    batched = engine.function(package, function)({"hidden": hidden})["token"].reshape(-1)
     return HeadCheck(package, width, tuple(p for p, _, _ in chosen), sequential, tuple(int(token) for token in batched))
 
 
-def verified_head(bundle: Bundle, engine: Engine, width: int) -> Function:
-    """The batched head of this width, after both heads agreed on it here. Raises as `check_head` does, and ``HeadRefused``, naming the
-    rows that differ."""
-    require_agreement(check_head(bundle, engine, width))
-    return engine.function(bundle.config.lmhead_batched[width], None)
+def verified_head(bundle: Bundle, engine: Engine, width: int, function: str | None = None) -> Function:
+    """The batched head of this width (its ``function``, by default its default one), after both heads agreed on it here. Raises as `check_head`
+    does, and ``HeadRefused``, naming the rows that differ."""
+    require_agreement(check_head(bundle, engine, width, function))
+    return engine.function(bundle.config.lmhead_batched[width], function)
 
 
 def require_agreement(check: HeadCheck) -> None:

@@ -1,4 +1,4 @@
-"""Packages that a test may lack on a developer's machine, never under CI."""
+"""Packages that a test may lack on a developer's machine, never under CI; and those that are installed only where somebody asks for them."""
 
 from __future__ import annotations
 
@@ -20,3 +20,9 @@ def missing(what: str) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(what)
     pytest.skip(what)
+
+
+def opted_in(module: str, extra: str) -> None:
+    """Skips, under CI too, where a package of ``extra`` is missing: an extra so large that no run installs it unasked."""
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed, as by default: pip install 'kvferry[test,{extra}]'")

@@ -224,8 +224,14 @@ def test_every_requirement_is_pinned_inside_its_range() -> None:
         assert requirement.specifier.contains(version), f"{requirement.name} {version} is outside {requirement}"
 
 
-def test_torch_is_never_pulled_in() -> None:
-    assert "torch" not in pins()
+def test_torch_comes_only_with_an_extra_of_its_own() -> None:
+    """3 GB: no other extra asks for it, or for that extra."""
+    asking = {
+        extra
+        for extra, lines in PROJECT["project"]["optional-dependencies"].items()
+        if any(r.name == "torch" or "transformers" in r.extras for r in map(Requirement, lines))
+    }
+    assert asking == {"transformers"}
 
 
 def test_the_library_sets_no_upper_bounds() -> None:

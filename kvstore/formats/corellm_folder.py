@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ..errors import InputInvalid, Refused, StoreBusy, StoreCorrupt
+from ..errors import InputInvalid, KVError, Refused, StoreBusy, StoreCorrupt
 from ..files import Buffer, Root
 from .corellm import (
     MANIFEST,
@@ -22,7 +22,7 @@ from .corellm import (
     parse,
     v_file,
 )
-from .corellm_geometry import Geometry, layout_of
+from .corellm_geometry import FULL, Geometry, layout_of
 from .corellm_rows import CheckpointRows
 from .errors import CheckpointCorrupt, CheckpointMissing, corrupt
 
@@ -38,7 +38,7 @@ def read_folder(path: Path, geometry: Geometry, progress: Callable[[float], None
     """The checkpoint in the folder ``path``, for the model of ``geometry``; ``progress`` gets the bytes of each piece read.
 
     Raises what `corellm.decode_manifest` raises, `CheckpointMissing`, and `CheckpointCorrupt` for files of another length, links, values that
-    are not finite, and files that no checkpoint has. Hidden files, which Finder leaves, are let be. No link below ``path`` is followed.
+    are not finite, zeros in a full layer, and files that no checkpoint has. Hidden files, which Finder leaves, are let be. No link below ``path`` is followed.
     """
     with _opened(path) as root:
         try:
@@ -68,6 +68,13 @@ def read_folder(path: Path, geometry: Geometry, progress: Callable[[float], None
                 _fill(root, name, target, progress)
             if (found := rows.not_finite(layer)) is not None:
                 raise corrupt(f"{found[0]}_{layer}.bin", f"row {found[1]}", "finite values", "a NaN or an infinity")
+            if geometry.layer_types[layer] == FULL and (zero := rows.unwritten(layer)) is not None:
+                raise corrupt(
+                    f"{zero[0]}_{layer}.bin",
+                    f"row {zero[1]}" if zero[0] == "k" else "rows",
+                    "what a model computed, which is never zero",
+                    "zeros alone, as a copy that failed leaves them",
+                )
     return checkpoint, rows
 
 
@@ -144,10 +151,11 @@ def write_folder(
         parent.make_folder(staging)
         try:
             with parent.lock(staging, exclusive=True):
-                for name, parts in files:
-                    parent.write(f"{staging}/{name}", parts)
-                    progress(sum(len(part) for part in parts))
-                parent.sync_all([staging])
+                with _room(target, sum(len(part) for _, parts in files for part in parts)):
+                    for name, parts in files:
+                        parent.write(f"{staging}/{name}", parts)
+                        progress(sum(len(part) for part in parts))
+                    parent.sync_all([staging])
                 _rename(parent, staging, target)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
@@ -156,6 +164,22 @@ def write_folder(
     finally:
         parent.close()
     return True
+
+
+@contextlib.contextmanager
+def _room(target: Path, size: int) -> Iterator[None]:
+    """Names the folder and the bytes that it takes where its disk is full: the store's disk may be another."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise KVError(
+            f"{target}: expected room for {size} bytes, found a full disk ({error.strerror}). Nothing was written; make room on the disk "
+            f"that holds {target.parent}, or give a folder on another.",
+            path=str(target),
+            expected=size,
+        ) from error
 
 
 def _rename(parent: Root, staging: str, target: Path) -> None:

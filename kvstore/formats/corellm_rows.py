@@ -53,6 +53,17 @@ class CheckpointRows:
                 return which, int(bad.argmax()) * 2 // self._step[layer]
         return None
 
+    def unwritten(self, layer: int) -> tuple[str, int] | None:
+        """Where a full layer's bytes are zero as a sparse or failed copy leaves them: ("k", the first token whose K row is), or ("v", 0)
+        where all of V is; None where nothing is. K after norm and RoPE is never zero; a single V row might be."""
+        import numpy as np
+
+        k, v = self._arrays[layer]
+        empty = ~np.frombuffer(k, "<u2").reshape(self.tokens, -1).any(axis=1)
+        if empty.any():
+            return "k", int(empty.argmax())
+        return None if _zero_bytes(v) < len(v) else ("v", 0)
+
     def soft_key(self, token: int) -> bytes:
         """32 bytes that stand for the soft row at ``token``, which the checkpoint doesn't hold: a digest of its KV in the groups without a
         window, whose rows are always here. No soft row's own digest can equal it, because the context is another one."""

@@ -4,7 +4,7 @@
     built = build_bundle(None, Path("mine"), source=Path("gemma-3-1b.gguf"))
     built = build_bundle(None, Path("e2b"), source=Path("gemma-4-E2B-it"))
 
-Order: errors · spec · vocabulary · byte_pairs · source · config · digests · durable · staging · sidecar · kmeans · compress · authoring ·
+Order: errors · regular · spec · vocabulary · byte_pairs · source · config · digests · durable · staging · sidecar · kmeans · compress · authoring ·
 emitter · plan · graph · packages · source_parts · gguf_file · gguf_fields · gemma3 · llama · tiny · smollm2 · safetensors_file ·
 gemma4 · assembly · models
 """

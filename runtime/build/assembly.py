@@ -30,7 +30,7 @@ from runtime.build.source_parts import source_parts
 from runtime.build.staging import Recipe, Staging, staging
 
 #: Raised whenever the same source would give other bytes.
-BUILDER_VERSION = 4
+BUILDER_VERSION = 5
 RECORD = "kvferry.json"
 #: The share of the work that opening the source is taken to be.
 _SOURCE_SHARE = 0.1
@@ -138,14 +138,14 @@ def _standing(out: Path, recipe: Recipe) -> dict[str, Any] | None:
     """The record of the bundle at ``out`` if it is the one to be built, and whole; None if nothing is there."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
-    fix = "Choose another folder, or remove this one first"
+    fix = "Give a DIR for the new one, or remove this one first"
     try:
         record = json.loads((out / RECORD).read_bytes())
         found, files = record["source"], dict(record["files"])
     except (OSError, ValueError, KeyError, TypeError):
         raise _exists(out, "something that is no bundle of kvferry's builder", fix) from None
     if found != recipe:
-        raise _exists(out, f"another bundle, of {json.dumps(found)}", fix)
+        raise _exists(out, f"another bundle, {_difference(found, recipe)}", fix)
     for name, expected in files.items():
         path = out / name
         digest = file_digest(path) if path.is_file() else None
@@ -154,6 +154,22 @@ def _standing(out: Path, recipe: Recipe) -> dict[str, Any] | None:
                 out, f"it damaged: {name} has BLAKE3 {digest}, not {expected}", "Remove it and build it again"
             )
     return dict(record)
+
+
+def _difference(found: object, recipe: Recipe) -> str:
+    """In words, what a bundle of the recipe ``found`` has that isn't as in ``recipe``."""
+    theirs, ours = _flat(found), _flat(recipe)
+    keys = [key for key in {**theirs, **ours} if theirs.get(key) != ours.get(key)]
+    return "with " + ", ".join(f"{key} {theirs.get(key, 'unknown')}, not {ours.get(key, 'given')}" for key in keys)
+
+
+def _flat(recipe: object) -> dict[str, str]:
+    if not isinstance(recipe, Mapping):
+        return {}
+    origin = recipe.get("origin")
+    values = {**recipe, **(origin if isinstance(origin, Mapping) else {})}
+    # a digest is told apart by its beginning
+    return {str(key): str(value)[:16] for key, value in values.items() if key != "origin"}
 
 
 def _exists(out: Path, found: str, fix: str) -> TargetExists:

@@ -11,6 +11,7 @@ from runtime.build.spec import FULL, NEG, OFFSET_WIDTHS, PLAIN_WIDTH, SLIDING, V
 FORMAT = "kvferry-bundle-1"
 HEAD = "lmhead.mlpackage"
 VERIFY_HEAD = f"lmhead_v{VERIFY_WIDTH}.mlpackage"
+MARGIN_FUNCTION = "margin"
 EMBED_ROWS = "embed_int8.bin"
 EMBED_SCALES = "embed_scale_f32.bin"
 
@@ -51,6 +52,7 @@ def convert_config(spec: Spec, embed_divisor: float) -> dict[str, Any]:
         "corellm": {
             "chunks": [chunk_package(index) for index in range(len(spec.chunk_bounds))],
             "lmhead": HEAD,
+            "margin_function": MARGIN_FUNCTION,
             "decode_function": "decode",
             "prefill": {
                 "N": list(widths),

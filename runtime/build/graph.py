@@ -209,7 +209,7 @@ class ChunkFunction:
         return emit.reshape(out, (n, spec.heads * width), f"l{i}_attended_flat")
 
 
-def head_output(
+def head_logits(
     emit: Emitter,
     spec: Spec,
     hidden: Any,
@@ -217,7 +217,7 @@ def head_output(
     rows: NDArray[np.int8],
     scales: NDArray[np.float16],
 ) -> Any:
-    """The head: final norm, int8 output rows, argmax. ``hidden`` [H] or [N, H] -> ``token`` int32 [1] or [N]."""
+    """The logits of the head, [1, V] or [N, V]: final norm, int8 output rows. ``hidden`` is [H] or [N, H]."""
     mb = emit.mb
     n = 1 if len(hidden.shape) == 1 else hidden.shape[0]
     epsilon = spec.norm_epsilon / emit.numerics.residual_scale**2
@@ -227,5 +227,21 @@ def head_output(
     weight = mb.constexpr_blockwise_shift_scale(
         data=emit.weight("output_rows", rows), scale=emit.weight("output_scales", scales), name="output_weight"
     )
-    logits = emit.project(x, weight, "logits")
-    return mb.reduce_argmax(x=logits, axis=emit.axis(-1), keep_dims=emit.boolean(False), name="token")
+    return emit.project(x, weight, "logits")
+
+
+def greedy_token(emit: Emitter, logits: Any) -> Any:
+    """``token`` int32 [N], the first of the best."""
+    return emit.mb.reduce_argmax(x=logits, axis=emit.axis(-1), keep_dims=emit.boolean(False), name="token")
+
+
+def best_margin(emit: Emitter, logits: Any) -> Any:
+    """``margin`` fp16 [N]: how far the second best logit is below the best, 0 where they are equal."""
+    mb, n = emit.mb, logits.shape[0]
+    two = mb.topk(
+        x=logits, k=emit.axis(2), axis=emit.axis(-1), ascending=emit.boolean(False), sort=emit.boolean(True),
+        return_indices=emit.boolean(False), name="best_two",
+    )  # fmt: skip
+    first = mb.slice_by_size(x=two, begin=emit.ints(0, 0), size=emit.ints(n, 1), name="best")
+    second = mb.slice_by_size(x=two, begin=emit.ints(0, 1), size=emit.ints(n, 1), name="second_best")
+    return emit.reshape(mb.sub(x=first, y=second, name="margin_rows"), (n,), "margin")

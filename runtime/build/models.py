@@ -33,6 +33,7 @@ from runtime.build.gguf_fields import gguf_origin
 from runtime.build.gguf_file import GgufFile
 from runtime.build.llama import open_llama
 from runtime.build.plan import Progress
+from runtime.build.regular import regular_file
 from runtime.build.smollm2 import SMOLLM2, SMOLLM2_BYTES, smollm2_offer
 from runtime.build.source import Offer, Source
 from runtime.build.spec import Spec, layer_shape
@@ -133,7 +134,8 @@ def _is_gemma4(name: str | None, source: Path | None) -> bool:
 def _refuse_packing(name: str | None, packing: Packing | None) -> None:
     if packing is not None:
         raise PackingUnsupported(
-            f"packing: expected none for {name or 'a GGUF file'}, whose weights are kept in one form, found {packing}. Leave it out.",
+            f"packing: expected none for {name or 'a GGUF file'}, whose weights are kept in one form, found weights {packing.weights}, "
+            f"verify-head {packing.verify_head}, sidecars {packing.sidecars}. Leave all three out.",
             model=name,
         )
 
@@ -200,8 +202,12 @@ def _check_name(name: str | None) -> None:
 
 
 def _open_file(path: Path) -> GgufFile:
-    if not path.is_file():
+    if not regular_file(path):
         raise SourceMissing(f"{path}: expected a GGUF file, found none. Check the path.", file=str(path))
+    if path.suffix == ".safetensors":
+        raise field_error(
+            path, "source", "a GGUF file or a folder", "a safetensors file", f"Give its folder, {path.parent}"
+        )
     return GgufFile(path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import filecmp
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from runtime.build.authoring import WEIGHT_FILE, FunctionRecipe, write_package
 from runtime.build.digests import TensorDigest, tensor_digest
 from runtime.build.emitter import F16, Emitter, Numerics
 from runtime.build.errors import not_finite
-from runtime.build.graph import ChunkFunction, Layer, chunk_inputs, fold, head_output
+from runtime.build.graph import ChunkFunction, Layer, best_margin, chunk_inputs, fold, greedy_token, head_logits
 from runtime.build.sidecar import BLOCK_ROWS, quantise_output
 from runtime.build.source import Source
 from runtime.build.spec import (
@@ -93,7 +94,7 @@ def write_heads(folder: Path, source: Source, numerics: Numerics, progress: Call
     )
     gain = _half(OUTPUT_NORM, source)
     for name, shape in ((config.HEAD, (spec.hidden,)), (config.VERIFY_HEAD, (VERIFY_WIDTH, spec.hidden))):
-        write_package(folder / name, [head_recipe(spec, numerics, shape, gain, rows, steps)])
+        write_package(folder / name, head_recipes(spec, numerics, shape, gain, rows, steps))
     share_file(folder / config.HEAD / WEIGHT_FILE, folder / config.VERIFY_HEAD / WEIGHT_FILE)
     return {
         OUTPUT_NORM: tensor_digest(gain),
@@ -102,20 +103,26 @@ def write_heads(folder: Path, source: Source, numerics: Numerics, progress: Call
     }
 
 
-def head_recipe(
+def head_recipes(
     spec: Spec,
     numerics: Numerics,
     shape: tuple[int, ...],
     gain: NDArray[np.float16],
     rows: NDArray[np.int8],
     steps: NDArray[np.float16],
-) -> FunctionRecipe:
-    """The single function of a head package: ``hidden`` of ``shape`` to ``token``."""
+) -> list[FunctionRecipe]:
+    """The functions of a head package, from ``hidden`` of ``shape``: the default one gives ``token`` alone, as the published heads do; the other
+    also ``margin``. It is a function of its own so that whoever doesn't ask pays nothing for it."""
 
-    def emit(mb: Any, inputs: Mapping[str, Any]) -> list[Any]:
-        return [head_output(Emitter(mb, numerics), spec, inputs["hidden"], gain, rows, steps)]
+    def emit(mb: Any, inputs: Mapping[str, Any], margin: bool) -> list[Any]:
+        emitter = Emitter(mb, numerics)
+        logits = head_logits(emitter, spec, inputs["hidden"], gain, rows, steps)
+        return [greedy_token(emitter, logits), *([best_margin(emitter, logits)] if margin else [])]
 
-    return FunctionRecipe("main", {"hidden": shape}, emit)
+    return [
+        FunctionRecipe(name, {"hidden": shape}, partial(emit, margin=margin))
+        for name, margin in (("main", False), (config.MARGIN_FUNCTION, True))
+    ]
 
 
 def share_file(first: Path, second: Path) -> None:

@@ -18,10 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.build.errors import SourceDamaged, SourceMissing, field_error
+from runtime.build.regular import regular_file
 from runtime.jsonfile import JsonInvalid, parse_object, read_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+#: The header's length, and an empty object.
+_SMALLEST = 8 + 2
 _HEADER_LIMIT = 100_000_000
 _INDEX_LIMIT = 64 << 20
 _MAX_DIMENSIONS = 8
@@ -96,7 +99,7 @@ class SafetensorsFolder:
     def _index(self) -> Mapping[str, str] | None:
         """Tensor to file, from the index; None where there is no index."""
         path = self.root / INDEX
-        if not path.exists():
+        if not regular_file(path):
             return None
         try:
             document, _ = read_object(path, limit=_INDEX_LIMIT)
@@ -111,14 +114,14 @@ class SafetensorsFolder:
         return found
 
     def _open(self, name: str) -> None:
-        try:
-            with (self.root / name).open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (FileNotFoundError, IsADirectoryError) as error:
+        if not regular_file(self.root / name):
             raise SourceMissing(
                 f"{self.root}: expected {SINGLE}, or {INDEX} and the files it names, found no {name}. Give the folder of a model as it was published.",
                 file=str(self.root / name),
-            ) from error
+            )
+        try:
+            with (self.root / name).open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:
             raise _damaged(name, "the file", "a safetensors file", "an empty file") from error
         self._maps[name] = mapped
@@ -130,7 +133,9 @@ class SafetensorsFolder:
 
 def _header(mapped: mmap.mmap, file: str) -> Iterator[tuple[str, Entry]]:
     """The entries of one file, checked: together they are all of the file behind its header."""
-    length = int.from_bytes(mapped[:8], "little") if len(mapped) >= 8 else 0
+    if len(mapped) < _SMALLEST:
+        raise _damaged(file, "the file's length", f"at least {_SMALLEST} bytes", f"{len(mapped)} bytes")
+    length = int.from_bytes(mapped[:8], "little")
     if not 2 <= length <= min(_HEADER_LIMIT, len(mapped) - 8):
         raise _damaged(file, "the header's length", f"2 to {min(_HEADER_LIMIT, len(mapped) - 8)} bytes", str(length))
     try:

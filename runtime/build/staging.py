@@ -16,9 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kvstore.errors import KVError
 from runtime.build.digests import TensorDigest
 from runtime.build.durable import sync_tree
-from runtime.build.errors import BuildInProgress
+from runtime.build.errors import BuildInProgress, ToolMissing
 
 _STATE = ".state.json"
 _PART = ".part"
@@ -78,10 +79,23 @@ class Staging:
         """Drop the bookkeeping; the folder then holds the bundle's files only."""
         shutil.rmtree(self.scratch)
         (self.root / _STATE).unlink()
+        self._done = {}  # without the note nobody can take it up again
 
-    def leave(self) -> None:
-        """Free what a later build has no use for: the scratch folder, and everything if no part is whole."""
-        shutil.rmtree(self.scratch if self._done else self.root, ignore_errors=True)
+    def drop(self) -> None:
+        """Free everything."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def leave(self, error: BaseException) -> None:
+        """Free what a later build has no use for: what is half made, and everything if no part is whole. ``error`` gets a note of what is left."""
+        if not self._done:
+            self.drop()
+            return
+        for unfinished in (self.scratch, self.root / _PART):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        error.add_note(
+            f"What is finished so far stays in {self.root}: running the same command again goes on from there. "
+            "If you don't want to, delete that folder."
+        )
 
     def _recover(self) -> None:
         try:
@@ -108,7 +122,10 @@ class Staging:
 
 @contextmanager
 def staging(target: Path, recipe: Recipe) -> Iterator[Staging]:
-    """The staging folder beside ``target``, ours alone while open. Its whole parts stay on disk if the block fails.
+    """The staging folder beside ``target``, ours alone while open.
+
+    If the block is refused, nothing stays: the same source would be refused again. If it is interrupted, or the disk fails or a tool is missing,
+    whole parts stay for the next build, and a note on the exception says where.
 
     Raises BuildInProgress when another process is building the same target.
     """
@@ -126,7 +143,14 @@ def staging(target: Path, recipe: Recipe) -> Iterator[Staging]:
         stage = Staging(root, recipe)
         try:
             yield stage
-        finally:
-            stage.leave()
+        except ToolMissing as error:
+            stage.leave(error)
+            raise
+        except KVError:
+            stage.drop()
+            raise
+        except BaseException as error:
+            stage.leave(error)
+            raise
     finally:
         os.close(handle)

@@ -41,7 +41,8 @@ class BundleConfig:
     bundle doesn't say. ``head_dim`` is a sliding layer's, ``global_head_dim`` a full layer's; ``sliding_window`` and ``inv_slide`` are None exactly where no
     layer is sliding, and then the two head dimensions are equal. ``prefill_widths`` are descending;
     ``plain_width`` is one of them or None. ``verify_functions[w]`` is the function to run for a verification of width
-    ``w``, which is the prefill function of that width where there is one; ``lmhead_batched`` has the same keys.
+    ``w``, which is the prefill function of that width where there is one; ``lmhead_batched`` has the same keys. ``margin_function`` is a second
+    function of every head, which also says how clear each choice was.
     """
 
     name: str
@@ -72,6 +73,7 @@ class BundleConfig:
     plain_width: int | None
     verify_functions: dict[int, str]
     lmhead_batched: dict[int, str]
+    margin_function: str | None
     sidecar_stage: str
     embed: SidecarSpec
     ple: SidecarSpec | None

@@ -81,6 +81,18 @@ def file_missing(file: str, wanted_by: str) -> BundleFileMissing:
     )
 
 
+def other_weights(copy: str, package: str, file: str, expected: str, found: str) -> BundleDamaged:
+    """The compiled model ``copy`` has in ``file`` other weights than the record's of ``package``; names are relative to the bundle."""
+    return BundleDamaged(
+        f"{copy} is not {package}, compiled: expected {file} with {expected}, found {found}. "
+        f"Remove {copy}, so that {package} is used, or compile it again from {package}.",
+        package=package,
+        file=file,
+        expected=expected,
+        found=found,
+    )
+
+
 def damaged(file: str, expected: str, found: str, fix: str = _AGAIN) -> BundleDamaged:
     """Digests or sizes as phrases."""
     return BundleDamaged(

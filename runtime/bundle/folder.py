@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvstore.identity import Identity
 from kvstore.layout import Layout
 
-from ..packaging import PACKAGE, stem
+from ..packaging import COMPILED, PACKAGE, stem
 from ..tokenizer_digest import CONFIG as TOKENIZER_CONFIG
 from ..tokenizer_digest import TOKENIZER, tokenizer_digest
 from .config import BundleConfig, SidecarSpec
@@ -19,7 +19,7 @@ from .errors import file_missing
 from .fields import read_fields
 from .identity import blobs_digest, kv_identity, kv_layout
 from .parse import CONVERT_CONFIG, MANIFEST, parse_config, spare_tables
-from .paths import disk_bytes, files_below, folder_of, inside, package_of
+from .paths import WEIGHTS_FOLDER, disk_bytes, files_below, folder_of, inside, package_of
 from .record import Record, read_record
 from .sidecar import Sidecar
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
 LIMIT = 8 << 20
-WEIGHTS_FOLDER = "weights"
 
 
 class Bundle:
     """One model on disk, checked. Opening maps the embedding tables and loads no package; not for two threads at once.
 
     Where the folder has a `kvferry.json`, the files it records are hashed on opening (or taken from the digest cache
-    while the file system says that they are untouched) and a difference is `BundleDamaged`.
+    while the file system says that they are untouched) and a difference is `BundleDamaged`. So is a compiled copy with other weights
+    than the package that the record knows.
     """
 
     def __init__(
@@ -58,6 +58,8 @@ class Bundle:
             raise file_missing(TOKENIZER, "the tokenizer")
         if record is not None:
             record.verify(root, self._used(), self._spare(record) | spare_tables, cache)
+            copies = [self._relative(path) for path in self._packages.values() if path.suffix == COMPILED]
+            record.verify_compiled(root, copies, cache)
         self.embed = self._sidecar("embed", config.embed)
         self.ple = None if config.ple is None else self._sidecar("ple", config.ple)
         cache.save()
@@ -113,7 +115,8 @@ class Bundle:
 
     @property
     def unverified(self) -> tuple[str, ...]:
-        """Packages in use whose bytes nothing vouches for: compiled on this machine, or without a record."""
+        """Packages in use whose program nothing vouches for: compiled on this machine (the record vouches for the weights), or without
+        a record."""
         record = self._record
         return tuple(n for n, p in self._packages.items() if record is None or not record.covers(self._relative(p)))
 

@@ -115,6 +115,7 @@ def parse_config(manifest: Mapping[str, Any], convert: Mapping[str, Any]) -> Bun
         plain_width=plain,
         verify_functions=verify,
         lmhead_batched=batched,
+        margin_function=corellm.text("margin_function") if corellm.has("margin_function") else None,
         sidecar_stage=stage,
         embed=embed,
         ple=ple,

@@ -9,9 +9,20 @@ from pathlib import Path
 from ..packaging import COMPILED, PACKAGE, folder_names, stem
 from .errors import field_error, file_missing
 
-__all__ = ["COMPILED", "PACKAGE", "disk_bytes", "files_below", "folder_of", "inside", "package_of", "stem"]
+__all__ = [
+    "COMPILED",
+    "PACKAGE",
+    "WEIGHTS_FOLDER",
+    "disk_bytes",
+    "files_below",
+    "folder_of",
+    "inside",
+    "package_of",
+    "stem",
+]
 
 MAX_NAME = 1024
+WEIGHTS_FOLDER = "weights"
 
 
 def inside(root: Path, name: str, file: str, field: str) -> Path:

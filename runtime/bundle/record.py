@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from .config import OURS
 from .digests import DigestCache
-from .errors import damaged, field_error, file_missing
+from .errors import damaged, field_error, file_missing, other_weights
 from .fields import Fields, read_fields, shown
-from .paths import inside
+from .paths import COMPILED, PACKAGE, WEIGHTS_FOLDER, inside, stem
 
 RECORD = "kvferry.json"
+COMPILED_PROGRAM = "model.mil"
 LIMIT = 8 << 20
 MAX_FILES = 65536
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -51,9 +52,47 @@ class Record:
             if found != self.files[name]:
                 raise damaged(name, f"BLAKE3 {self.files[name]} ({RECORD})", found)
 
-    def covers(self, package: str) -> bool:
-        """Whether any file below the package's folder is recorded."""
-        return any(name.startswith(package + "/") for name in self.files)
+    def verify_compiled(self, root: Path, copies: Iterable[str], cache: DigestCache) -> None:
+        """Compares the weight files of the compiled models ``copies`` with the record's: those of the copy itself where it is recorded, else
+        those of the package that it stands for. Programs can't be compared: the compiler writes another one.
+
+        Raises `BundleDamaged` where one differs, is absent, or is in no record: then the record's identity isn't this copy's.
+        """
+        for copy in copies:
+            package, expected = copy, self._weights(copy)
+            if not expected:
+                package = stem(copy) + PACKAGE
+                expected = self._weights(package)
+            folder = f"{copy}/{WEIGHTS_FOLDER}"
+            found = {name for name in _names(root / folder) if not name.startswith(".")}  # Finder leaves such
+            if not expected:
+                raise other_weights(copy, package, RECORD, f"the digest of a weight file of {package}", "none")
+            for name in sorted(expected.keys() | found):
+                file = f"{folder}/{name}"
+                wanted = (
+                    f"BLAKE3 {expected[name]} ({RECORD}: {package})" if name in expected else f"no place in {RECORD}"
+                )
+                if name not in expected or name not in found:
+                    raise other_weights(copy, package, file, wanted, "such a file" if name in found else "no such file")
+                digest = cache.digest(inside(root, file, RECORD, f"files.{package}")).hex()
+                if digest != expected[name]:
+                    raise other_weights(copy, package, file, wanted, digest)
+
+    def _weights(self, folder: str) -> dict[str, str]:
+        """The recorded digests of the weight files below ``folder``, by the files' own names."""
+        paths = {PurePosixPath(name): digest for name, digest in self.files.items() if name.startswith(folder + "/")}
+        return {path.name: digest for path, digest in paths.items() if path.parent.name == WEIGHTS_FOLDER}
+
+    def covers(self, folder: str) -> bool:
+        """Whether the program in the folder of a package or compiled model is recorded."""
+        if folder.endswith(COMPILED):
+            return f"{folder}/{COMPILED_PROGRAM}" in self.files
+        return any(name.startswith(folder + "/") for name in self.files)
+
+
+def _names(folder: Path) -> list[str]:
+    """The files that stand in ``folder`` itself."""
+    return [path.name for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
 
 
 def read_record(root: Path) -> Record | None:

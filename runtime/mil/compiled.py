@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.mlpackage.errors import PackageError, PackageMissing
+from runtime.mlpackage.errors import NAMES, PackageError, PackageMissing
 from runtime.mlpackage.ir import Blob, Const, Function, Program, Value
 from runtime.mlpackage.weights import Weights, file_label
 
@@ -69,7 +69,7 @@ class Compiled:
         chosen = self.default_function if name is None else name
         if chosen is None or chosen not in self.functions:
             found = "no name, and no default" if chosen is None else chosen
-            raise PackageError.of(self.path.name, "function", f"one of {', '.join(self.functions)}", found)
+            raise PackageError.of(self.path.name, "function", f"one of {', '.join(self.functions)}", found, NAMES)
         if chosen not in self._functions:
             self._functions[chosen] = self._reader.function(chosen)
         return self._functions[chosen]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.mlpackage.errors import PackageError, PackageMissing
+from runtime.mlpackage.errors import NAMES, PackageError, PackageMissing
 from runtime.mlpackage.ir import Blob, Const, Function, Program, Value
 from runtime.mlpackage.program import ProgramReader
 from runtime.mlpackage.schema import parse_model
@@ -64,7 +64,7 @@ class Package:
         """The IR of ``name`` (``None``: the default function), read at first use. Raises ``PackageError``."""
         chosen = self.default_function if name is None else name
         if chosen not in self.functions:
-            raise PackageError.of(self.path.name, "function", f"one of {', '.join(self.functions)}", chosen)
+            raise PackageError.of(self.path.name, "function", f"one of {', '.join(self.functions)}", chosen, NAMES)
         if chosen not in self._functions:
             with _READING:
                 self._functions[chosen] = self._reader.function(chosen)

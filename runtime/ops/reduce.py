@@ -50,6 +50,25 @@ def _argmax(call: Call) -> Step:
     return call.step(lambda x: np.argmax(x, axis).astype(np.int32).reshape(shape), "x", moves=True)
 
 
+def _topk(call: Call) -> Step:
+    """The best ``k`` along the last axis, best first; the indices are not made. Equal numbers count as often as they stand there."""
+    axis = call.integer("axis", -1) % len(call.spec("x").shape)
+    k = call.integer("k", 1)
+    if axis != len(call.spec("x").shape) - 1 or call.integer("ascending", 0) or call.integer("return_indices", 1):
+        raise call.unsupported("expected the last axis, descending, without indices")
+
+    def run(x: Array) -> Array:
+        left = np.array(x)
+        best = np.empty((*x.shape[:-1], k), left.dtype)
+        for i in range(k):
+            at = np.argmax(left, -1)[..., None]
+            best[..., i : i + 1] = np.take_along_axis(left, at, -1)
+            np.put_along_axis(left, at, -np.inf, -1)
+        return best
+
+    return call.step(run, "x", moves=True)
+
+
 def softmax_last(x: Array) -> Array:
     """Softmax over the last axis as a new C-contiguous array; a −4e4 mask comes out as exactly 0."""
     out = np.ascontiguousarray(x - np.maximum.reduce(x, -1, keepdims=True))
@@ -73,4 +92,5 @@ OPS: Mapping[str, Factory] = {
     "reduce_min": _reduction(lambda x: np.minimum.reduce(x, -1, keepdims=True)),
     "reduce_argmax": _argmax,
     "softmax": _softmax,
+    "topk": _topk,
 }

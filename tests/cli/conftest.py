@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
@@ -17,19 +18,23 @@ STORY = Path(__file__).parents[2] / "kvstore" / "data" / "ferry.txt"
 def kvferry(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path, tiny_bundle: Path
 ) -> Kvferry:
-    """``kvferry(*words)``; its store is ``tmp_path/store``, ``--bundle tiny`` is the tests' own, --engine auto is portable."""
+    """``kvferry(*words, stdin=…)``; its store is ``tmp_path/store``, ``--bundle tiny`` is the tests' own, --engine auto is portable."""
     cache = tmp_path / "cache"
     (cache / "bundles").mkdir(parents=True)
     (cache / "bundles" / "tiny").symlink_to(tiny_bundle, target_is_directory=True)
     monkeypatch.setenv("KVFERRY_CACHE", str(cache))
     monkeypatch.setenv("KVFERRY_STORE", str(tmp_path / "store"))
     monkeypatch.delenv("CORELLM_VERIFY_HEAD_CU", raising=False)
+    monkeypatch.delenv("KVFERRY_METRICS", raising=False)
     # the same engine on every machine, macOS too
     monkeypatch.setattr("runtime.coreml.missing", lambda: "expected macOS 15 or newer, found a test")
     monkeypatch.chdir(tmp_path)
 
-    def run(*words: str) -> Answer:
+    def run(*words: str, stdin: str | bytes | None = None) -> Answer:
         monkeypatch.setattr(sys, "argv", ["kvferry", *words])
+        if stdin is not None:
+            given = io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin)
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(given, "utf-8"))
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 CLI = Path(__file__).parents[1] / "cli"
 sys.path.insert(0, str(CLI))
+sys.path.insert(0, str(CLI.parent / "runtime"))  # metrics_lines
 _spec = importlib.util.spec_from_file_location("cli_fixtures", CLI / "conftest.py")
 assert _spec is not None and _spec.loader is not None
 _module = importlib.util.module_from_spec(_spec)

@@ -16,6 +16,7 @@ from runtime.opening import model_options
 ENVIRONMENT = {
     "KVFERRY_STORE": "the store's folder, where --store is not given. Default: `kvferry/store` in the user's data folder",
     "KVFERRY_CACHE": "bundles, compiled packages and digests that can be made again. Default: `kvferry` in the user's cache folder",
+    "KVFERRY_METRICS": "where --metrics is not given: the file that the verbs which take it append to, and that `stats metrics` reads. Default: none",
     "CORELLM_VERIFY_HEAD_CU": "compute units of the batched heads, where --verify-head-units is not given: cpu, gpu, ane or all",
 }
 

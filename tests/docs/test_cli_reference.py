@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from command import Kvferry
 from json_keys import JSON_KEYS
 from make_cli_reference import ENVIRONMENT, EXIT_CODES, reference, verbs
+from metrics_lines import APPS, STEPPED, line
 from pages import ROOT
 
 from kvstore.__main__ import app
+from kvstore.errors import Refused
+from runtime.hostkv import HostKV
 
 STORY = ROOT / "kvstore" / "data" / "ferry.txt"
 BUNDLE = ("--bundle", "tiny")
@@ -41,25 +46,43 @@ def data_folded(found: set[str], documented: set[str]) -> set[str]:
     return {next((f"{start}*" for start in data if key.startswith(start)), key) for key in found}
 
 
+def refuse(*_: object) -> Any:
+    raise Refused("a test", place="host")
+
+
 def test_every_json_key_is_documented_and_no_other(kvferry: Kvferry, tmp_path: Path, tiny_gemma4_bundle: Path) -> None:
     """One answer or several of each verb, so that every key appears."""
     answers: dict[str, set[str]] = defaultdict(set)
 
-    def ask(verb: str, *words: str, code: int = 0) -> None:
-        answer = kvferry(*verb.split(), *words, "--json")
+    def ask(verb: str, *words: str, code: int = 0, stdin: str | None = None) -> None:
+        answer = kvferry(*verb.split(), *words, "--json", stdin=stdin)
         assert answer.code == code, answer.err
-        answers[verb] |= keys(answer.json)
+        for value in [answer.json] if stdin is None else map(json.loads, answer.out.splitlines()):
+            answers[verb] |= keys(value)
 
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("The ferry leaves at noon.\n")
     store = tmp_path / "store"
     ask("bundle build", "tiny")
     ask("bundle show", "tiny")
     ask("bundle heads", "tiny")
     ask("find", *BUNDLE, str(STORY))
-    ask("prefill", *BUNDLE, str(STORY), "--tokens", "70", "--name", "a", "--receipt", "2")
+    ask("prefill", *BUNDLE, str(STORY), "--tokens", "70", "--name", "a", "--receipt", "2", "--stats")
     ask("prefill", *BUNDLE, str(STORY), "--tokens", "75", "--name", "b", "--receipt", "0")
     ask("find", *BUNDLE, str(STORY), "--tokens", "70")
     ask("generate", *BUNDLE, "--from", "a", "-n", "1")
+    ask("generate", *BUNDLE, "--from", "a", "-n", "1", "--stats")
+    ask("plan", *BUNDLE, "--profile", "iphone15", "--context", "100")
+    ask("gate", *BUNDLE, "--quick", "--prompts", str(prompts))
     ask("verify", *BUNDLE, "a")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(HostKV, "write_rows", refuse)
+        ask("chat", *BUNDLE, "-n", "2", code=7, stdin="Hello\n")
+    ask("chat", *BUNDLE, "-n", "2", "--system", "Be brief.", "--name", "chat", stdin="Hello\n/stats\n/save other\n")
+    ask("rm", "chat", "other")
+    lines = b"".join(map(line, [*APPS, STEPPED])) + b"?\n"
+    (tmp_path / "metrics.jsonl").write_bytes(lines)
+    ask("stats metrics", "metrics.jsonl")
     for verb in ("ls", "du", "doctor", "check"):
         ask(verb)
     ask("show", "a")

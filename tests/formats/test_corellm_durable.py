@@ -13,7 +13,7 @@ import pytest
 from corellm_models import WHEN, app, export, manifest, save, some_rows, some_tokens, tree, write_bundle
 
 from kvstore import Store
-from kvstore.errors import InputInvalid, Refused
+from kvstore.errors import InputInvalid, KVError, Refused
 from kvstore.files import Root
 
 
@@ -113,8 +113,11 @@ def test_a_full_disk_leaves_nothing(
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Root, "write", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(KVError, match=r"expected room for \d+ bytes, found a full disk \(No space") as caught:
         export(store, "a", place / "kv", app(root))
+    told = caught.value.message
+    assert told.startswith(f"{place / 'kv'}: ") and f"holds {place}, " in told and "gc" not in told
+    assert caught.value.details["expected"] > 1000
     assert list(place.iterdir()) == []
 
 

@@ -274,3 +274,30 @@ def test_any_bytes_are_a_checkpoint_or_an_error_of_ours(good: dict[str, bytes], 
     again = json.loads(encode_manifest(GEOMETRY, taken))
     known = {key: value for key, value in json.loads(text.decode()).items() if key in again}
     assert known == again
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        ({"k_1.bin": (0, None)}, r"k_1\.bin: row 0: expected what a model computed, .* found zeros alone"),
+        ({"v_3.bin": (0, None)}, r"v_3\.bin: rows: expected what a model computed, .* found zeros alone"),
+        ({"k_3.bin": (64, None)}, r"k_3\.bin: row 64: "),  # the end of a sparse copy
+        ({"k_1.bin": (69, 70), "k_3.bin": (69, 70), "v_1.bin": (69, 70), "v_3.bin": (69, 70)}, r"k_1\.bin: row 69: "),
+    ],
+)
+def test_zeros_in_a_full_layer_are_what_a_failed_copy_leaves(
+    folder: Path, root: Path, tmp_path: Path, harm: dict[str, tuple[int, int | None]], words: str
+) -> None:
+    for name, (start, stop) in harm.items():
+        rows = np.fromfile(folder / name, "<u2").reshape(COUNT, -1)
+        rows[start:stop] = 0
+        rows.tofile(folder / name)
+    refused(folder, root, tmp_path, CheckpointCorrupt, words)
+
+
+def test_a_zero_v_row_alone_may_be_computed(folder: Path, root: Path, tmp_path: Path) -> None:
+    rows = np.fromfile(folder / "v_1.bin", "<u2").reshape(COUNT, -1)
+    rows[3] = 0
+    rows.tofile(folder / "v_1.bin")
+    with Store.open(tmp_path / "store") as store:
+        assert take(store, folder, root).saved.digest is not None

@@ -76,7 +76,7 @@ def test_what_is_left_of_a_name(store: Store, block: int, group: int, left: int)
     assert problem.path == f"objects/{name.hex[:1]}/{name.hex[1:]}" and problem.names == ("a",)
     assert problem.found.startswith("content digest: expected") and "`kvferry pull --verify REMOTE a`" in problem.todo
     assert next(n for n in report.names if n.label == "a").lost == ((block, group),)
-    assert "1 problems" in str(report)
+    assert "1 problem: 2 snapshots" in str(report)
     if left != 400:
         assert f"name 'a': {left} of 400 tokens can be continued" in str(report)
     assert check(store, quick=True).ok  # a flipped bit is found by reading only

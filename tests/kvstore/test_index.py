@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
 import shutil
 import sqlite3
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -273,3 +275,79 @@ def test_an_index_that_cannot_be_written_is_told_with_its_path_and_the_reason(
     assert isinstance(told, OSError)
     assert (told.errno, told.filename) == (number, str(tmp_path / "index.sqlite"))
     assert os.strerror(number) in str(told) and "unable to open database file" in str(told)
+
+
+@contextlib.contextmanager
+def read_only(path: Path) -> Iterator[None]:
+    """The folder of a store that can't be written to; root, whom nothing stops, is another user meanwhile."""
+    root = os.geteuid() == 0
+    everything = [path, *path.rglob("*")]
+    for one in everything:
+        if root:
+            os.chown(one, 65534, 65534)
+        one.chmod(0o500 if one.is_dir() else 0o600)
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        for one in everything:
+            one.chmod(0o700 if one.is_dir() else 0o600)
+
+
+@pytest.mark.parametrize("state", ["fresh", "absent", "garbage", "behind", "a file that is read-only too"])
+def test_a_store_that_can_only_be_read_is_searched(state: str) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o711)
+        path = Path(made) / "s"
+        fill(path)
+        if state == "absent":
+            (path / "index.sqlite").unlink()
+        elif state == "garbage":
+            (path / "index.sqlite").write_bytes(b"hello")
+        elif state == "behind":
+            shutil.copy(path / "index.sqlite", Path(made) / "kept")
+            with Store.open(path) as store:
+                save(store, [77] * 70, name="new")
+            shutil.copy(Path(made) / "kept", path / "index.sqlite")
+        with read_only(path), contextlib.ExitStack() as stack:
+            if state.startswith("a file"):
+                (path / "index.sqlite").chmod(0o400)
+            before = files(path)
+            store = stack.enter_context(Store.open(path))
+            for items in CHAINS * 2:
+                match = find(store, [*items, 5000])
+                assert match is not None and match.n == len(items)
+            expect_rows(store, match)
+            if state == "behind":
+                assert find(store, [*[77] * 70, 1]).n == 70
+            assert find(store, [9999]) is None
+            with pytest.raises(OSError) as caught:
+                save(store, [1, 2, 3])
+            assert caught.value.errno in (errno.EACCES, errno.EROFS)
+            with pytest.raises(OSError) as caught:
+                store.indexed(Index.rebuild)
+            assert caught.value.errno in (errno.EACCES, errno.EROFS), "the disk itself does not fail"
+            assert files(path) == before
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
+@pytest.mark.parametrize("thing", ["fifo", "folder", "link"])
+def test_whatever_stands_in_the_place_of_the_index_makes_room_for_it(tmp_path: Path, thing: str, suffix: str) -> None:
+    path = tmp_path / "s"
+    fill(path)
+    place = path / f"index.sqlite{suffix}"
+    place.unlink(missing_ok=True)
+    if thing == "fifo":
+        os.mkfifo(place)
+    elif thing == "link":
+        place.symlink_to(tmp_path / "elsewhere")
+    else:
+        place.mkdir()
+        (place / "letter").write_bytes(b"dear")
+    everything_is_found(path)
+    assert not (tmp_path / "elsewhere").exists()
+    kept = [folder / "letter" for folder in (path / "trash").iterdir()]
+    assert [letter.read_bytes() for letter in kept] == ([b"dear"] if thing == "folder" else [])

@@ -73,6 +73,20 @@ class Heads:
         """Positions where the reference prefers its token by ``margin`` at most."""
         return [int(p) for p in np.flatnonzero(self.margin <= margin)]
 
+    def figures(self, margin: float) -> dict[str, Any]:
+        """The same as values, for the record."""
+        return {
+            "positions": len(self.error),
+            "largest_logit_difference": self.error.max(),
+            "near_tie_margin": margin,
+            "near_ties": len(self.near_ties(margin)),
+            "differing": [{"position": p, "lead": self.gap[p]} for p in self.differing],
+            "differing_count": len(self.differing),
+            "largest_lead": max((self.gap[p] for p in self.differing), default=0.0),
+            "nll_ours": self.nll_ours.mean(),
+            "nll_theirs": self.nll_reference.mean(),
+        }
+
     def described(self, margin: float) -> str:
         """The figures in one line."""
         differing = ", ".join(f"{p} (lead {self.gap[p]:.1g})" for p in self.differing) or "none"
@@ -139,9 +153,19 @@ def distances(
         yield f"residual[{i}]", distance(ours.residual[i][rows] * RESIDUAL_SCALE, hidden[rows]), bounds.residual
 
 
-def table(ours: Run, reference: Any, bounds: Bounds) -> str:
-    """The largest distance of each kind over all layers, one a line, for the record of measured figures."""
+def by_kind(ours: Run, reference: Any, bounds: Bounds) -> dict[str, Distance]:
+    """The largest distance of each kind over all layers."""
     found: dict[str, list[Distance]] = {}
     for name, apart, _ in distances(ours, reference, bounds):
         found.setdefault(name.partition("[")[0], []).append(apart)
-    return "\n".join(f"{name}: worst layer {worst(apart)}" for name, apart in found.items())
+    return {name: worst(apart) for name, apart in found.items()}
+
+
+def table(ours: Run, reference: Any, bounds: Bounds) -> str:
+    """`by_kind`, one a line."""
+    return "\n".join(f"{name}: worst layer {apart}" for name, apart in by_kind(ours, reference, bounds).items())
+
+
+def largest_residual(reference: Any) -> float:
+    """The largest magnitude in any layer's residual stream, to see an absolute difference beside."""
+    return max(float(np.abs(hidden).max()) for hidden in reference.hidden)

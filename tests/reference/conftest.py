@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from measured import RESULTS, Figures
 from recorded import GEMMA_TOKENS, TINY_TOKENS, Run, record
 
 from runtime.bundle import Bundle
 
 TEXT = Path(__file__).parents[2] / "kvstore" / "data" / "ferry.txt"
 """English prose of our own, about 1,300 words."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Known where this folder is named on pytest's command line; elsewhere nothing is recorded."""
+    parser.addoption("--record", action="store_true", help="write the measured figures to benchmarks/results/checks/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,6 +43,15 @@ def require() -> Callable[[str], ModuleType]:
             pytest.skip(message)
 
     return imported
+
+
+@pytest.fixture(scope="module")
+def figures(request: pytest.FixtureRequest) -> Iterator[Figures]:
+    """What the module measures; recorded, if asked for, when its last test has run."""
+    noted = Figures()
+    yield noted
+    if request.config.getoption("--record", default=False) and noted.noted:
+        noted.write(RESULTS / f"{request.path.stem.removeprefix('test_')}.json")
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ import pytest
 from bundle_weights import RESIDUAL_SCALE
 from closeness import Distance, bound, compare_heads, distance, worst
 from gemma4_folder import tensors_of, write_folder
+from measured import Figures
 from numpy.typing import NDArray
 from recorded import TINY_TOKENS as TOKENS
 from recorded import Run, record
@@ -138,13 +139,21 @@ def outside(found: Mapping[str, Distance], limit: Distance) -> list[str]:
     return [name for name, one in found.items() if not one.within(limit)]
 
 
-def test_every_layer_and_cache_row(ours: Run, kept: Any, drawn: Any, packing: str) -> None:
+def test_every_layer_and_cache_row(ours: Run, kept: Any, drawn: Any, packing: str, figures: Figures) -> None:
     assert set(ours.functions) == {*ours.bundle.config.prefill_functions.values(), "decode"}
     for name, reference, limit in (("kept", kept, AS_KEPT), ("drawn", drawn, AS_DRAWN[packing])):
         found = apart(ours, reference)
         print(f"\ntiny-gemma4 {packing}, {TOKENS} tokens, against mlx over the weights as {name}")
-        for kind in ("keys", "values", "residual"):
-            print(f"{kind}: worst layer {worst([one for at, one in found.items() if at.startswith(kind)])}")
+        kinds = {
+            kind: worst([one for at, one in found.items() if at.startswith(kind)])
+            for kind in ("keys", "values", "residual")
+        }
+        rows = worst([kinds["keys"], kinds["values"]])
+        figures.note(
+            f"{packing}_{name}", kinds, keys_and_values=rows, residual_layer_0=found["residual[0]"], bound=limit
+        )
+        for kind in kinds:
+            print(f"{kind}: worst layer {kinds[kind]}")
         for at, one in found.items():
             print(f"  {at}: {one}")
         assert outside(found, limit) == []
@@ -156,7 +165,7 @@ def test_first_layer_is_the_same_but_for_roundings(ours: Run, kept: Any) -> None
     assert max(apart(ours, kept)[f"{which}[0]"].rms for which in ("keys", "values")) <= 1e-3
 
 
-def test_tokens(ours: Run, kept: Any, drawn: Any, model: Gemma4Model, packing: str) -> None:
+def test_tokens(ours: Run, kept: Any, drawn: Any, model: Gemma4Model, packing: str, figures: Figures) -> None:
     matrix = head_matrix(model, PACKINGS[packing])
     heads = compare_heads(ours, lambda start, stop: kept.normed[start:stop] @ matrix.T)
     near = heads.near_ties(NEAR_TIE)
@@ -166,15 +175,19 @@ def test_tokens(ours: Run, kept: Any, drawn: Any, model: Gemma4Model, packing: s
     said = np.concatenate([tokens for _, tokens in ours.logits()])[:TOKENS]
     agreement = float((said == wanted).mean())
     print(f"the same token as the weights as drawn: {agreement:.3f} of the positions")
+    figures.note(
+        f"{packing}_tokens", heads.figures(NEAR_TIE), same_as_drawn=agreement, same_as_drawn_bound=AGREEMENT[packing]
+    )
     assert agreement >= AGREEMENT[packing]
     assert len(set(said.tolist())) > 50
 
 
-def test_both_heads_say_the_same_where_they_share_weights(ours: Run, packing: str) -> None:
+def test_both_heads_say_the_same_where_they_share_weights(ours: Run, packing: str, figures: Figures) -> None:
     batched = np.concatenate([tokens for _, tokens in ours.logits()])[:TOKENS]
     single = [ours.token(p) for p in range(TOKENS)]
     same = np.mean(np.array(single) == batched)
     print(f"\ntiny-gemma4 {packing}: sequential and verification head agree on {same:.3f} of the positions")
+    figures.note(f"{packing}_tokens", heads_agree=same)
     assert same == 1 if PACKINGS[packing].verify_head == "same" else 0.8 <= same < 1
 
 
@@ -188,7 +201,7 @@ def test_the_soft_cap_changes_no_token(
 
 
 def test_epsilon_counts_as_much_as_in_the_plain_norms(
-    mlx: ModuleType, model: Gemma4Model, tokens: list[int], tmp_path: Path
+    mlx: ModuleType, model: Gemma4Model, tokens: list[int], tmp_path: Path, figures: Figures
 ) -> None:
     """The builder folds scales into several epsilons. With one as large as the mean squares, a wrong one is off by far."""
     large = replace(model, spec=replace(model.spec, norm_epsilon=0.5))
@@ -197,10 +210,11 @@ def test_epsilon_counts_as_much_as_in_the_plain_norms(
     reference = mlx.run(write_folder(tmp_path / "folder", model, config=config, tensors=stored), tokens[:100])
     found = apart(record(build(large, PACKINGS["fp16"], tmp_path / "bundle"), tokens[:100]), reference)
     print(f"\ntiny-gemma4 fp16, epsilon 0.5: {worst(list(found.values()))}")
+    figures.note("epsilon_half", worst(list(found.values())), bound=bound(rms=5e-3, row=2e-2, peak=1e-2))
     assert outside(found, bound(rms=5e-3, row=2e-2, peak=1e-2)) == []
 
 
-def test_by_decode_alone(model: Gemma4Model, tokens: list[int], halved: Any, tmp_path: Path) -> None:
+def test_by_decode_alone(model: Gemma4Model, tokens: list[int], halved: Any, tmp_path: Path, figures: Figures) -> None:
     """700 tokens: nearly 200 past the window, every one through decode."""
     run = record(build(model, PACKINGS["fp16"], tmp_path / "bundle"), tokens[:700], only_decode=True)
     assert run.functions == ("decode",)
@@ -211,16 +225,19 @@ def test_by_decode_alone(model: Gemma4Model, tokens: list[int], halved: Any, tmp
     )
     found = apart(run, first)
     print(f"\ntiny-gemma4 fp16, 700 tokens, decode alone: {worst(list(found.values()))}")
+    figures.note("fp16_decode_alone", worst(list(found.values())), tokens=700)
     assert outside(found, AS_KEPT) == []
 
 
-def test_sizes_of_the_heads() -> None:
+def test_sizes_of_the_heads(figures: Figures) -> None:
     """The 6-bit head over the int8 one: E2B's by arithmetic, tiny-gemma4's as the formula has it. The write-up says 0.756."""
     ratios = {
         name: stored_bytes("pal6", *shape) / stored_bytes("int8", *shape)
         for name, shape in (("E2B", (262_144, 1536)), ("tiny", (1024, 64)))
     }
     print(f"\n6-bit head over int8 head: {ratios}")
+    sizes = {form: stored_bytes(form, 262_144, 1536) for form in ("pal6", "int8")}
+    figures.note("head_sizes", e2b_ratio=ratios["E2B"], tiny_ratio=ratios["tiny"], e2b_bytes=sizes)
     assert round(ratios["E2B"], 3) == 0.754
     assert ratios["tiny"] > ratios["E2B"], "a group of 16 short rows shares a table of the same size"
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from bundle_weights import BundleWeights, embedding_rows, read_weights
-from closeness import Bounds, bound, compare_heads, table, violations
+from closeness import Bounds, bound, by_kind, compare_heads, largest_residual, table, violations
+from measured import Figures
 from numpy.typing import NDArray
 from recorded import GEMMA_TOKENS as TOKENS
 from recorded import Run
@@ -73,19 +74,22 @@ def head(weights: BundleWeights) -> NDArray[np.float32]:
     return weights.head()
 
 
-def test_every_layer_and_cache_row(ours: Run, theirs: Any) -> None:
+def test_every_layer_and_cache_row(ours: Run, theirs: Any, figures: Figures) -> None:
     assert ours.functions == ("prefill_512", "prefill_32", "prefill_8", "prefill_4", "decode")
     print(f"\ngemma3-270m, {TOKENS} tokens, against mlx plain\n{table(ours, theirs, BOUNDS)}")
+    found = by_kind(ours, theirs, BOUNDS)
+    figures.note("plain", found, bounds=BOUNDS, tokens=TOKENS, largest_residual=largest_residual(theirs))
     assert violations(ours, theirs, BOUNDS) == []
 
 
-def test_tokens_and_likelihood(ours: Run, theirs: Any, head: NDArray[np.float32]) -> None:
+def test_tokens_and_likelihood(ours: Run, theirs: Any, head: NDArray[np.float32], figures: Figures) -> None:
     part = theirs.logits(TOKENS - 8, TOKENS)
     assert part.shape == (8, HEAD_PART)
     assert np.abs(part - theirs.normed[-8:] @ head[:HEAD_PART].T).max() <= 1e-3
     heads = compare_heads(ours, lambda start, stop: theirs.normed[start:stop] @ head.T)
     near = heads.near_ties(NEAR_TIE)
     print(f"\ngemma3-270m, tokens against mlx plain: {heads.described(NEAR_TIE)}")
+    figures.note("tokens_plain", heads.figures(NEAR_TIE), logit_bound=LOGITS)
     assert len(heads.error) == TOKENS
     assert heads.error.max() <= LOGITS
     assert set(heads.differing) <= set(near) and len(near) <= TOKENS // 20
@@ -110,12 +114,16 @@ def test_greedy_text(mlx: ModuleType, model: Any, ours: Run, head: NDArray[np.fl
 
 
 @pytest.mark.parametrize("window", [511, 512, 513])
-def test_a_window_off_by_one_is_noticed(window: int, mlx: ModuleType, weights: BundleWeights, ours: Run) -> None:
+def test_a_window_off_by_one_is_noticed(
+    window: int, mlx: ModuleType, weights: BundleWeights, ours: Run, figures: Figures
+) -> None:
     """One layer is enough to see it, rounded as the bundle's interface rounds."""
     short = mlx.build(weights, window=window, layers=1, head_rows=1)
     mlx.round_positions(short)
     seen = mlx.run(short, embedding_rows(ours.bundle, ours.tokens), chunk_ends=())
     print(f"\ngemma3-270m, layer 0, window {window}, against mlx rounded\n{table(ours, seen, FIRST_LAYER)}")
+    if window == 512:
+        figures.note("first_layer_rounded", by_kind(ours, seen, FIRST_LAYER), bounds=FIRST_LAYER, tokens=TOKENS)
     assert violations(ours, seen, FIRST_LAYER, slice(0, 511)) == []
     found = violations(ours, seen, FIRST_LAYER, slice(513, None))
     assert found == [] if window == 512 else found[0] == "residual[0]"

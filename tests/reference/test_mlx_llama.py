@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from bundle_weights import embedding_rows
-from closeness import Bounds, bound, compare_heads, table, violations
+from closeness import Bounds, bound, by_kind, compare_heads, largest_residual, table, violations
+from measured import Figures
 from recorded import TINY_TOKENS, Run, record
 
 from kvstore.cli import cache_folder
@@ -43,16 +44,19 @@ def tiny(mlx: ModuleType, tiny_llama_bundle: Path, prose: str) -> Run:
     return record(tiny_llama_bundle, Bundle.open(tiny_llama_bundle).tokenizer.encode(prose)[:TINY_TOKENS])
 
 
-def test_tiny_every_layer_cache_row_and_token(mlx: ModuleType, tiny: Run) -> None:
+def test_tiny_every_layer_cache_row_and_token(mlx: ModuleType, tiny: Run, figures: Figures) -> None:
     theirs = mlx.run(mlx.build(tiny.bundle, mlx.bundle_tensors(tiny.bundle)), embedding_rows(tiny.bundle, tiny.tokens))
     print(f"\ntiny-llama, {TINY_TOKENS} tokens, every width, against mlx\n{table(tiny, theirs, TINY)}")
+    figures.note("tiny", by_kind(tiny, theirs, TINY), bound=TINY.keys, tokens=TINY_TOKENS)
     assert set(tiny.functions) == {*tiny.bundle.config.prefill_functions.values(), "decode"}
     assert violations(tiny, theirs, TINY) == []
     heads = compare_heads(tiny, theirs.logits)
     near = heads.near_ties(NEAR_TIE["tiny"])
     print(f"tokens: {heads.described(NEAR_TIE['tiny'])}")
+    most = TINY_TOKENS // 8
+    figures.note("tiny_tokens", heads.figures(NEAR_TIE["tiny"]), logit_bound=LOGITS["tiny"], most_near_ties=most)
     assert len(heads.error) == TINY_TOKENS and heads.error.max() <= LOGITS["tiny"]
-    assert set(heads.differing) <= set(near) and len(near) <= TINY_TOKENS // 8
+    assert set(heads.differing) <= set(near) and len(near) <= most
 
 
 @pytest.mark.parametrize(
@@ -78,7 +82,7 @@ def test_a_mistake_is_noticed(mlx: ModuleType, tiny: Run, mistake: dict[str, Any
 
 @pytest.mark.real_model
 def test_smollm2_every_layer_cache_row_and_token(
-    mlx: ModuleType, smollm2_bundle: Path, prose: str, tmp_path: Path
+    mlx: ModuleType, smollm2_bundle: Path, prose: str, tmp_path: Path, figures: Figures
 ) -> None:
     ours = record(smollm2_bundle, Bundle.open(smollm2_bundle).tokenizer.encode(prose)[:SMOLLM2_TOKENS])
     rows = embedding_rows(ours.bundle, ours.tokens)
@@ -89,12 +93,24 @@ def test_smollm2_every_layer_cache_row_and_token(
         theirs = mlx.run(mlx.build(ours.bundle, tensors, interleaved=True), rows)
     theirs = replace(theirs, keys=tuple(mlx.neighbours_to_halves(keys, 64) for keys in theirs.keys))
     print(f"\nsmollm2, {SMOLLM2_TOKENS} tokens, against mlx over the GGUF file\n{table(ours, theirs, SMOLLM2)}")
+    largest = largest_residual(theirs)
+    figures.note(
+        "smollm2",
+        by_kind(ours, theirs, SMOLLM2),
+        bound=SMOLLM2.keys,
+        tokens=SMOLLM2_TOKENS,
+        largest_residual=largest,
+    )
     assert ours.functions == ("prefill_512", "prefill_32", "prefill_8", "prefill_4", "decode")
     assert violations(ours, theirs, SMOLLM2) == []
     heads = compare_heads(ours, theirs.logits)
     near = heads.near_ties(NEAR_TIE["smollm2"])
     print(f"tokens: {heads.described(NEAR_TIE['smollm2'])}")
+    most = SMOLLM2_TOKENS // 20
+    figures.note(
+        "smollm2_tokens", heads.figures(NEAR_TIE["smollm2"]), logit_bound=LOGITS["smollm2"], most_near_ties=most
+    )
     assert heads.error.max() <= LOGITS["smollm2"]
-    assert set(heads.differing) <= set(near) and len(near) <= SMOLLM2_TOKENS // 20
+    assert set(heads.differing) <= set(near) and len(near) <= most
     assert abs(heads.nll_ours.mean() - heads.nll_reference.mean()) <= 1e-3
     assert heads.nll_ours.mean() < 4, "a model that reads English"

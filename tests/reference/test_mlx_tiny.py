@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from bundle_weights import RESIDUAL_SCALE, BundleWeights, embedding_rows, read_weights
-from closeness import Bounds, bound, compare_heads, distance, table, violations
+from closeness import Bounds, bound, by_kind, compare_heads, distance, table, violations
+from measured import Figures
 from numpy.typing import NDArray
 from recorded import TINY_TOKENS as TOKENS
 from recorded import Run, record
@@ -86,15 +87,16 @@ def theirs(rounded: Callable[..., Any], weights: BundleWeights) -> Any:
     return rounded(weights)
 
 
-def test_every_layer_and_cache_row(ours: Run, plain: Any, theirs: Any) -> None:
+def test_every_layer_and_cache_row(ours: Run, plain: Any, theirs: Any, figures: Figures) -> None:
     assert set(ours.functions) == {*ours.bundle.config.prefill_functions.values(), "decode"}
     for name, reference, bounds in (("plain", plain, PLAIN), ("rounded", theirs, ROUNDED)):
         print(f"\ntiny, {TOKENS} tokens, every width, against mlx {name}\n{table(ours, reference, bounds)}")
+        figures.note(f"every_width_{name}", by_kind(ours, reference, bounds), bound=bounds.keys, tokens=TOKENS)
         assert violations(ours, reference, bounds) == []
 
 
 def test_every_layer_and_cache_row_by_decode_alone(
-    tiny_bundle: Path, tokens: list[int], plain: Any, theirs: Any
+    tiny_bundle: Path, tokens: list[int], plain: Any, theirs: Any, figures: Figures
 ) -> None:
     decoded = record(tiny_bundle, tokens[:DECODED], only_decode=True)
     assert decoded.functions == ("decode",)
@@ -103,22 +105,25 @@ def test_every_layer_and_cache_row_by_decode_alone(
         ("rounded", theirs.first(DECODED), ROUNDED),
     ):
         print(f"\ntiny, {DECODED} tokens, decode alone, against mlx {name}\n{table(decoded, reference, bounds)}")
+        figures.note(f"decode_alone_{name}", by_kind(decoded, reference, bounds), bound=bounds.keys, tokens=DECODED)
         assert violations(decoded, reference, bounds) == []
 
 
-def test_first_layer_is_the_same_but_for_the_last_bit(ours: Run, theirs: Any) -> None:
+def test_first_layer_is_the_same_but_for_the_last_bit(ours: Run, theirs: Any, figures: Figures) -> None:
     equal = [float((a == b).mean()) for a, b in ((ours.keys[0], theirs.keys[0]), (ours.values[0], theirs.values[0]))]
     apart = distance(ours.residual[0] * RESIDUAL_SCALE, theirs.hidden[0])
     print(f"\ntiny, layer 0 against mlx rounded: bit-equal K {equal[0]:.4f} V {equal[1]:.4f}; residual {apart}")
+    figures.note("first_layer_rounded", equal_keys=equal[0], equal_values=equal[1], residual=apart)
     assert min(equal) >= 0.995
     assert apart.rms <= 2e-5
 
 
-def test_tokens(ours: Run, plain: Any, theirs: Any) -> None:
+def test_tokens(ours: Run, plain: Any, theirs: Any, figures: Figures) -> None:
     for name, reference in (("plain", plain), ("rounded", theirs)):
         heads = compare_heads(ours, reference.logits)
         near = heads.near_ties(NEAR_TIE[name])
         print(f"\ntiny, tokens against mlx {name}: {heads.described(NEAR_TIE[name])}")
+        figures.note(f"tokens_{name}", heads.figures(NEAR_TIE[name]), logit_bound=LOGITS[name])
         assert len(heads.error) == TOKENS
         assert heads.error.max() <= LOGITS[name]
         assert set(heads.differing) <= set(near) and len(near) <= TOKENS // 8

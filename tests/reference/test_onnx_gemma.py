@@ -9,6 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from closeness import bound, worst
+from measured import Figures
 from recorded import GEMMA_TOKENS as TOKENS
 from recorded import Run
 
@@ -33,7 +34,9 @@ def ours(onnx_peer: ModuleType, gemma_run: Run) -> Run:
 
 @pytest.mark.parametrize("name", ["decode", "prefill_32"])
 @pytest.mark.parametrize("chunk", [0, 1, 2])
-def test_function(name: str, chunk: int, ours: Run, gemma_bundle: Path, onnx_peer: ModuleType) -> None:
+def test_function(
+    name: str, chunk: int, ours: Run, gemma_bundle: Path, onnx_peer: ModuleType, figures: Figures
+) -> None:
     package = ours.bundle.config.chunks[chunk]
     inputs, results = ours.calls[package, name]
     theirs = onnx_peer.Peer(gemma_bundle / package, name)(inputs)
@@ -45,10 +48,12 @@ def test_function(name: str, chunk: int, ours: Run, gemma_bundle: Path, onnx_pee
     print(
         f"\ngemma3-270m {package}:{name}: least equal {min(a.equal for a in found):.3f}; {worst([a.apart for a in found])}"
     )
+    figures.function(name, [a.equal for a in found], [a.apart for a in found])
+    figures.note("bound", LIMIT, equal=EQUAL)
     assert [str(a) for a in found if a.equal < EQUAL or not a.apart.within(LIMIT)] == []
 
 
-def test_heads(ours: Run, gemma_bundle: Path, onnx_peer: ModuleType) -> None:
+def test_heads(ours: Run, gemma_bundle: Path, onnx_peer: ModuleType, figures: Figures) -> None:
     config = ours.bundle.config
     peer = onnx_peer.Peer(gemma_bundle / config.lmhead_batched[4], None)
     error = 0.0
@@ -57,6 +62,7 @@ def test_heads(ours: Run, gemma_bundle: Path, onnx_peer: ModuleType) -> None:
         assert tokens.tolist() == theirs["token"].tolist()
         error = max(error, float(np.abs(logits - theirs["logits"]).max()))
     print(f"\ngemma3-270m head of four: largest logit difference {error:.1e}")
+    figures.note("heads", largest_logit_difference=error, logit_bound=LOGITS)
     assert error <= LOGITS
     del peer
     peer = onnx_peer.Peer(gemma_bundle / config.lmhead, None)

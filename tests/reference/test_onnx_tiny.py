@@ -14,6 +14,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from closeness import bound, worst
+from measured import Figures
 from recorded import TINY_TOKENS as TOKENS
 from recorded import Run
 
@@ -39,7 +40,7 @@ def onnx_peer(require: Callable[[str], ModuleType]) -> ModuleType:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_function(name: str, ours: Run, tiny_bundle: Path, onnx_peer: ModuleType) -> None:
+def test_function(name: str, ours: Run, tiny_bundle: Path, onnx_peer: ModuleType, figures: Figures) -> None:
     for package in ours.bundle.config.chunks:
         inputs, results = ours.calls[package, name]
         theirs = onnx_peer.Peer(tiny_bundle / package, name)(inputs)
@@ -57,6 +58,8 @@ def test_function(name: str, ours: Run, tiny_bundle: Path, onnx_peer: ModuleType
         print(
             f"\ntiny {package}:{name}: least equal {min(a.equal for a in found):.3f}; {worst([a.apart for a in found])}"
         )
+        figures.function(name, [a.equal for a in found], [a.apart for a in found])
+        figures.note("bound", LIMIT, equal=EQUAL)
         assert [str(a) for a in found if a.equal < EQUAL or not a.apart.within(LIMIT)] == []
 
 
@@ -67,7 +70,7 @@ def test_sequential_head(ours: Run, tiny_bundle: Path, onnx_peer: ModuleType) ->
         assert _same_choice(ours.token(position), theirs["logits"][0], int(theirs["token"][0]))
 
 
-def test_head_of_four(ours: Run, tiny_bundle: Path, onnx_peer: ModuleType) -> None:
+def test_head_of_four(ours: Run, tiny_bundle: Path, onnx_peer: ModuleType, figures: Figures) -> None:
     peer = onnx_peer.Peer(tiny_bundle / ours.bundle.config.lmhead_batched[4], None)
     error, differing = 0.0, 0
     for start, (logits, tokens) in zip(range(0, TOKENS - 3, 4), ours.logits(), strict=False):
@@ -77,6 +80,7 @@ def test_head_of_four(ours: Run, tiny_bundle: Path, onnx_peer: ModuleType) -> No
             assert _same_choice(int(mine), expected, int(other))
             differing += int(mine != other)
     print(f"\ntiny head of four: largest logit difference {error:.1e}, other tokens at {differing} positions")
+    figures.note("heads", largest_logit_difference=error, logit_bound=LOGITS, differing=differing)
     assert error <= LOGITS
 
 

@@ -50,6 +50,7 @@ def convert_config(form: str = "published") -> Json:
             "chunks": ["chunk_0.mlpackage", "chunk_1.mlpackage", "chunk_2.mlpackage"],
             "lmhead": "lmhead.mlpackage",
             "decode_function": "decode",
+            "margin_function": "margin",
             "prefill": {
                 "N": [4, 32, 16, 128],
                 "functions": {"128": "prefill_128", "32": "prefill_32", "16": "prefill_16", "4": "prefill_4"},

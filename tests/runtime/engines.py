@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from runtime.engine import Engine, Function, LoadLedger
 
+Change = Callable[[NDArray[Any]], NDArray[Any]]
 Look = Callable[[str, str | None, Mapping[str, NDArray[Any]], tuple[int, int] | None], None]
 
 
@@ -56,3 +57,28 @@ def fail_at(engine: Engine, call: int, error: BaseException) -> Watched:
             raise error
 
     return Watched(engine, look)
+
+
+class Lying:
+    """The engine inside, but the tokens of ``package`` pass through ``change``."""
+
+    def __init__(self, inside: Engine, package: str, change: Change) -> None:
+        self._inside, self._package, self._change = inside, package, change
+        self.ledger: LoadLedger = inside.ledger
+        self.describe = inside.describe
+
+    def function(self, package: str, function: str | None) -> Function:
+        found = self._inside.function(package, function)
+        return _Changed(found, self._change) if package == self._package else found
+
+
+class _Changed:
+    def __init__(self, inside: Function, change: Change) -> None:
+        self._inside, self._change = inside, change
+        self.name, self.inputs, self.outputs = inside.name, inside.inputs, inside.outputs
+
+    def __call__(
+        self, inputs: Mapping[str, NDArray[Any]], *, kv_rows: tuple[int, int] | None = None
+    ) -> dict[str, NDArray[Any]]:
+        results = self._inside(inputs, kv_rows=kv_rows)
+        return {**results, "token": self._change(results["token"])}

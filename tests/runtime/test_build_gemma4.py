@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from built_models import Changed, Runner, relative_error
+from gemma4_e2b import E2B, KINDS
 from gemma4_folder import tensors_of, write_folder
 from text import KITCHEN
 
@@ -40,46 +41,6 @@ from runtime.mlpackage import Package
 from runtime.portable import PortableEngine
 
 MODEL = tiny_gemma4(0)
-KINDS = ["full_attention" if (i + 1) % 5 == 0 else "sliding_attention" for i in range(35)]
-E2B: dict[str, Any] = {
-    "model_type": "gemma4",
-    "eos_token_id": [1, 106],
-    "image_token_id": 258880,
-    "text_config": {
-        "model_type": "gemma4_text",
-        "attention_bias": False,
-        "attention_k_eq_v": False,
-        "bos_token_id": 2,
-        "enable_moe_block": False,
-        "eos_token_id": 1,
-        "final_logit_softcapping": 30.0,
-        "global_head_dim": 512,
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "hidden_size": 1536,
-        "hidden_size_per_layer_input": 256,
-        "intermediate_size": 6144,
-        "layer_types": KINDS,
-        "max_position_embeddings": 131072,
-        "num_attention_heads": 8,
-        "num_global_key_value_heads": None,
-        "num_hidden_layers": 35,
-        "num_key_value_heads": 1,
-        "num_kv_shared_layers": 20,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {
-            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
-            "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
-        },
-        "sliding_window": 512,
-        "tie_word_embeddings": True,
-        "use_bidirectional_attention": None,
-        "use_double_wide_mlp": True,
-        "vocab_size": 262144,
-        "vocab_size_per_layer_input": 262144,
-    },
-    "vision_config": {"hidden_size": 768},
-}
 
 
 def build(model: Gemma4Model, out: Path, packing: Packing | None = None, numerics: Numerics | None = None) -> Path:
@@ -291,6 +252,7 @@ def test_a_folder_without_its_files_is_refused(tmp_path: Path) -> None:
     (root / "tokenizer.json").rename(tmp_path / "moved")
     with pytest.raises(SourceMissing, match=r"tokenizer\.json"):
         build_bundle(None, tmp_path / "out", source=root)
+    (tmp_path / "moved").rename(root / "tokenizer.json")
     (root / "model.safetensors").unlink()
     with pytest.raises(SourceMissing, match=r"model\.safetensors"):
         build_bundle(None, tmp_path / "out", source=root)

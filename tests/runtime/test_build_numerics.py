@@ -17,6 +17,8 @@ from runtime.build.tiny import tiny_source
 from runtime.engine import Fp16Overflow
 from runtime.portable import PortableEngine
 
+pytestmark = pytest.mark.slow
+
 #: fp16 rows and hidden states between chunks; a wrong epsilon, scale or rotation is tens of times more.
 TOLERANCE = 1e-2
 

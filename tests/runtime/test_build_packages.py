@@ -72,6 +72,11 @@ def test_both_heads_are_one_weight_file(tiny_bundle: Path) -> None:
         function = Package.open(heads[name]).function(None)
         assert {n: (s.shape, s.dtype) for n, s in function.inputs.items()} == {"hidden": (shape, "fp16")}
         assert {n: (s.shape, s.dtype) for n, s in function.outputs.items()} == {"token": (tokens, "int32")}
+        other = Package.open(heads[name]).function("margin")
+        assert {n: (s.shape, s.dtype) for n, s in other.outputs.items()} == {
+            "token": (tokens, "int32"),
+            "margin": (tokens, "fp16"),
+        }
         assert "constexpr_blockwise_shift_scale" in {op.type for op in function.ops}
 
 
@@ -85,7 +90,7 @@ def test_coremltools_accepts_the_packages(tmp_path: Path, tiny_bundle: Path) -> 
         spec = model.get_spec()
         assert spec.specificationVersion == 9, "iOS 18"
         program = milproto.load(spec, spec.specificationVersion, model.weights_dir)
-        assert len(program.functions) == (6 if name.startswith("chunk") else 1)
+        assert len(program.functions) == (6 if name.startswith("chunk") else 2)
         for function in program.functions.values():
             function.validate(force_validate=True)
         for file in ("Manifest.json", "Data/com.apple.CoreML/model.mlmodel", WEIGHT_FILE):

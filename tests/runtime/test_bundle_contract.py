@@ -77,6 +77,7 @@ OPTIONAL: dict[str, dict[str, tuple[str, Any] | None]] = {
     "convert_config.json": {
         "eos_token_ids": ("eos_token_ids", frozenset({3})),
         "corellm.decode_function": None,
+        "corellm.margin_function": ("margin_function", None),
         "corellm.prefill.plain_N": ("plain_width", None),
         "corellm.prefill.functions.4": ("prefill_functions", "verify_4"),
         "corellm.verify": ("verify_functions", {}),

@@ -140,14 +140,14 @@ def test_a_package_replaced_by_its_compiled_copy_may_be_gone(tmp_path: Path) -> 
     with pytest.raises(BundleFileMissing) as caught:
         Bundle.open(root)
     assert caught.value.file == "chunk_0.mlpackage"
-    write_package(root / "chunk_0.mlmodelc", b"compiled", compiled=True)
+    write_package(root / "chunk_0.mlmodelc", b"1 chunk_0.mlpackage", compiled=True)
     assert Bundle.open(root).unverified == ("chunk_0.mlpackage",)
 
 
 def test_what_is_left_of_a_replaced_package_is_still_verified(tmp_path: Path) -> None:
     root = write_bundle(tmp_path)
     write_record(root)
-    write_package(root / "chunk_0.mlmodelc", b"compiled", compiled=True)
+    write_package(root / "chunk_0.mlmodelc", b"1 chunk_0.mlpackage", compiled=True)
     (root / "chunk_0.mlpackage" / "Manifest.json").unlink()
     assert Bundle.open(root).has_record
     flip(root / "chunk_0.mlpackage" / BLOB)
@@ -220,6 +220,73 @@ def test_compiled_files_that_are_recorded_are_verified(tmp_path: Path) -> None:
     flip(root / "chunk_0.mlmodelc" / "weights" / "weight.bin")
     with pytest.raises(BundleDamaged, match=r"chunk_0\.mlmodelc/weights/weight\.bin"):
         Bundle.open(root)
+
+
+@pytest.mark.parametrize("package", ["chunk_0.mlpackage", "lmhead.mlpackage", "lmhead_v4.mlpackage"])
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("change", ["other", "absent", "renamed", "elsewhere", "one more"])
+def test_a_compiled_copy_with_other_weights_has_not_the_record_s_identity(
+    tmp_path: Path, package: str, beside: bool, change: str
+) -> None:
+    root = write_bundle(tmp_path / "bundle")
+    record = write_record(root)
+    copy = package.replace(".mlpackage", ".mlmodelc")
+    write_package(root / copy, f"1 {package}".encode(), compiled=True)
+    if not beside:
+        shutil.rmtree(root / package)
+    cache = tmp_path / "cache.json"
+    settle()
+    opened = Bundle.open(root, digest_cache=cache)
+    assert dict(opened.identity().fields)["weights"] == "a" * 64 and opened.unverified == (package,)
+    weights = root / copy / "weights" / "weight.bin"
+    bad, found = weights, "no such file"
+    match change:
+        case "other":
+            flip(weights, keep_times=True)
+            found = blake3(weights.read_bytes()).hexdigest()
+        case "absent":
+            weights.unlink()
+        case "renamed":
+            weights.rename(weights.with_name("weights.bin"))
+        case "elsewhere":
+            shutil.copytree(weights.parent, root / copy / "z" / "weights")
+            weights.write_bytes(b"other")
+            found = blake3(b"other").hexdigest()
+        case _:
+            bad, found = weights.with_name("more.bin"), "such a file"
+            bad.write_bytes(b"more")
+    with pytest.raises(BundleDamaged) as caught:
+        Bundle.open(root, digest_cache=cache)
+    error = caught.value
+    assert (error.details["package"], error.file, error.found) == (package, bad.relative_to(root).as_posix(), found)
+    assert (record["files"][f"{package}/{BLOB}"] in error.expected) == (change != "one more")
+    assert f"Remove {copy}" in str(error) and error.exit_code == 4
+    (root / "kvferry.json").unlink()
+    if change == "other":
+        assert dict(Bundle.open(root).identity().fields)["weights"] != "a" * 64
+
+
+def test_a_compiled_copy_of_what_the_record_does_not_know_has_no_identity(tmp_path: Path) -> None:
+    root = write_bundle(tmp_path)
+    record = write_record(root)
+    shutil.rmtree(root / "chunk_0.mlpackage")
+    write_package(root / "chunk_0.mlmodelc", b"1 chunk_0.mlpackage", compiled=True)
+    write_record(root, files={n: d for n, d in record["files"].items() if not n.startswith("chunk_0.")})
+    with pytest.raises(
+        BundleDamaged, match=r"chunk_0\.mlmodelc is not chunk_0\.mlpackage, compiled: expected kvferry\.json"
+    ) as caught:
+        Bundle.open(root)
+    assert caught.value.file == "kvferry.json"
+
+
+def test_a_compiled_copy_whose_program_is_not_recorded_is_unverified(tmp_path: Path) -> None:
+    root = write_bundle(tmp_path)
+    write_package(root / "chunk_0.mlmodelc", b"1 chunk_0.mlpackage", compiled=True)
+    record = write_record(root)
+    assert Bundle.open(root).unverified == ()
+    del record["files"]["chunk_0.mlmodelc/model.mil"]
+    write_record(root, files=record["files"])
+    assert Bundle.open(root).unverified == ("chunk_0.mlpackage",)
 
 
 def test_a_file_with_two_names_takes_its_place_once(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_a_record_gives_both_packagings_one_identity(tmp_path: Path) -> None:
     shutil.copytree(root, compiled_root)
     for package in compiled_root.glob("*.mlpackage"):
         shutil.rmtree(package)
-        write_package(package.with_suffix(".mlmodelc"), b"otherwise packed", compiled=True)
+        write_package(package.with_suffix(".mlmodelc"), f"1 {package.name}".encode(), compiled=True)
     compiled = Bundle.open(compiled_root)
     assert compiled.identity() == packaged.identity()
     assert compiled.head_digest() == packaged.head_digest()

@@ -331,6 +331,35 @@ def test_a_soft_position_gets_its_row_and_row_0_of_the_per_layer_embeddings() ->
     assert engine.seen[0]["hidden_in"].tolist() == engine.seen[0]["inputs_embeds"].tolist()
 
 
+def test_a_verify_step_of_three_tokens_pads_the_fourth_row() -> None:
+    """Its token's, per-layer and one-hot rows are zero, its masks see nothing; and of what comes back three rows are written."""
+    common = {"hidden_in": (4, 2), "inputs_embeds": (4, 2), "tokid": (4, 3, 2), "onehot": (4, 128)}
+    common |= {"mask_s": (4, 128), "mask_f": (4, 128)}
+    rows = {f"{p}_{i}_out": (4, w) for p in "kv" for i, w in ((0, 3), (1, 5))} | {"hidden": (4, 2)}
+    stores = {"sks": (1, 128, 3), "skf": (1, 128, 5)}
+    engine = Recorder({("own", "v4"): (common, rows), ("shared", "v4"): (common | stores, {"hidden": (4, 2)})})
+    kv = HostKV(Layout((Group("full", None, (1,), 1, 5), Group("sliding", 64, (0,), 1, 3))), 128)
+    bundle = shared_bundle()
+    bundle.config.verify_functions = {4: "v4"}  # type: ignore[misc]
+    kv.advance(70)
+    made = Chain(bundle, engine, kv)
+    assert made.run_rows(Step("verify", 70, 4), [7, 8, 9]).shape == (4, 2)
+    own, later = engine.seen
+    assert own["inputs_embeds"].tolist() == own["hidden_in"].tolist() == [[7, 7.5], [8, 8.5], [9, 9.5], [0, 0]]
+    assert not own["tokid"][3].any() and own["tokid"][2].tolist() == [[90, 91], [92, 93], [94, 95]]
+    assert list(zip(*(axis.tolist() for axis in own["onehot"].nonzero()), strict=True)) == [(0, 70), (1, 71), (2, 72)]
+    assert (own["mask_s"][3] == -100).all() and (own["mask_f"][3] == -100).all()
+    assert (own["mask_f"][2] == 0).nonzero()[0].tolist() == list(range(73))
+    assert (own["mask_s"][2] == 0).nonzero()[0].tolist() == list(range(9, 73))
+    # A chunk of shared layers already sees the three rows, and nothing behind them.
+    assert later["skf"][0, :, 0].nonzero()[0].tolist() == later["sks"][0, :, 0].nonzero()[0].tolist() == [70, 71, 72]
+    assert kv.position == 70
+    # At the context's very end there is no slot for the padding row, and none is needed.
+    kv.advance(125)
+    made.run_rows(Step("verify", 125, 4), [7, 8, 9])
+    assert engine.seen[2]["onehot"][3].tolist() == [0] * 128
+
+
 def test_an_input_that_the_host_cannot_make_is_refused_by_name() -> None:
     engine = Recorder({("own", "decode"): ({"hidden_in": (2,), "audio": (3,)}, {}), ("shared", "decode"): ({}, {})})
     kv = HostKV(Layout((Group("full", None, (1,), 1, 5),)), 128)

@@ -15,7 +15,7 @@ from mil_printer import Style, compile_package, compiled_bundle
 from kvstore import Store
 from kvstore.errors import WeightsMismatch
 from kvstore.identity import differences
-from runtime.bundle import Bundle
+from runtime.bundle import Bundle, BundleDamaged
 from runtime.mil import Compiled
 from runtime.mlpackage import Const, Function, Op, Package, Value
 from runtime.portable import PortableEngine
@@ -117,6 +117,19 @@ def test_a_snapshot_of_the_packages_restores_with_the_compiled_copy(
         assert restored.reused_tokens == TOKENS and rows_digest(session, (0, 0)) == digests[0]
         assert session.generate(24).tokens == tokens and rows_digest(session, (0, 0)) == digests[1]
     assert set(bundle.unverified) == {*bundle.config.chunks, *bundle.config.heads}
+
+
+def test_another_model_s_compiled_copy_does_not_get_the_record_s_identity(tiny_bundle: Path, tmp_path: Path) -> None:
+    """It is what would run, beside a package that is whole; its KV would be stored under the package's name."""
+    root = shutil.copytree(tiny_bundle, tmp_path / "mixed")
+    copy = compile_package(root / "chunk_0.mlpackage", root / "chunk_0.mlmodelc")
+    assert Bundle.open(root).identity() == Bundle.open(tiny_bundle).identity()
+    weights = copy / "weights" / "weight.bin"
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(BundleDamaged, match=r"Remove chunk_0\.mlmodelc"):
+        Bundle.open(root)
 
 
 def test_without_a_record_other_packing_is_another_model(

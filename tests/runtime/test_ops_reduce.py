@@ -10,6 +10,8 @@ from graphs import evaluate
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.ops import OperationUnsupported
+
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((3, 5, 7)).astype(np.float32)
 
@@ -35,6 +37,21 @@ def test_argmax_is_the_first_of_the_largest(axis: int, keep: bool) -> None:
     want = np.expand_dims(want, axis) if keep else want
     found = evaluate("reduce_argmax", {"x": x}, want.shape, "int32", axis=axis, keep_dims=keep)
     assert found.dtype == np.int32 and np.array_equal(found, want)
+
+
+@given(st.lists(st.integers(-3, 3), min_size=3, max_size=30), st.integers(1, 3))
+def test_topk_is_sorting_and_counts_equal_numbers_each(values: list[int], k: int) -> None:
+    x = np.array([values, values[::-1]], np.float32)
+    kept = x.copy()
+    found = evaluate("topk", {"x": x}, (2, k), k=k, axis=-1, ascending=False, sort=True, return_indices=False)
+    assert np.array_equal(found, -np.sort(-x, -1)[:, :k]) and np.array_equal(x, kept)
+
+
+@pytest.mark.parametrize("other", [{"ascending": True}, {"axis": 0}, {"return_indices": True}])
+def test_other_forms_of_topk_are_refused(other: dict[str, Any]) -> None:
+    static = {"k": 2, "axis": -1, "ascending": False, "return_indices": False} | other
+    with pytest.raises(OperationUnsupported, match="last axis, descending, without indices"):
+        evaluate("topk", {"x": X[0]}, (5, 2), **static)
 
 
 @pytest.mark.parametrize("axis", [-1, 0, 1])

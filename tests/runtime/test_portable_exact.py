@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from families import every_family
+from families import every_family_slow
 from feeding import KV, Feeder, Half, decode_each, fill
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -28,7 +28,7 @@ def rows() -> Half:
     return np.random.default_rng(1).standard_normal((CTX, 64)).astype(np.float16)
 
 
-@pytest.fixture(scope="module", params=["fp32", "fp16-rounding"])
+@pytest.fixture(scope="module", params=["fp32", pytest.param("fp16-rounding", marks=pytest.mark.slow)])
 def feeder(request: pytest.FixtureRequest, bundle: Bundle) -> Feeder:
     return Feeder(bundle.root, PortableEngine(bundle.root, compute=request.param))
 
@@ -53,7 +53,7 @@ def past(whole: KV, start: int, beyond: str) -> KV:
     return kv
 
 
-@every_family
+@every_family_slow
 @pytest.mark.parametrize("width", [4, 8])
 @property_test
 @example(start=511, beyond="stale", seed=0)
@@ -77,7 +77,7 @@ def test_a_narrow_step_is_so_many_decodes(
     assert {name: array.tobytes() for name, array in feeder.kv.items()} == kv_one
 
 
-@every_family
+@every_family_slow
 @property_test
 @given(start=st.sampled_from(OFFSETS) | st.integers(0, CTX - 8), real=st.integers(1, 3), seed=st.integers(0, 1000))
 def test_padding_rows_change_nothing(feeder: Feeder, whole: KV, start: int, real: int, seed: int) -> None:

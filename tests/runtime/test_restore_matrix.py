@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from consumer import nonzero_outside, rows_digest
-from families import every_family
+from families import every_family_slow
 from trimming import copy_trimmed
 
 from kvstore import Store
@@ -95,7 +95,7 @@ def consume(bundle: Bundle, store: Path) -> Iterator[dict[str, Any]]:
     yield from json.loads(run.stdout)
 
 
-@every_family
+@every_family_slow
 @pytest.mark.parametrize("kind", ["whole", "trimmed"])
 def test_restore_in_a_fresh_decode_only_process_continues_as_the_producer_did(
     world: World, bundle: Bundle, kind: str
@@ -111,7 +111,7 @@ def test_restore_in_a_fresh_decode_only_process_continues_as_the_producer_did(
         assert got["nonzero_outside"] == 0 and set(got["functions"]) <= functions, n
 
 
-@every_family
+@every_family_slow
 def test_the_matrix_itself_is_not_trivial(world: World) -> None:
     """As many tokens as the context allows, the right reasons to stop, and varied tokens."""
     for n, made in world.produced.items():
@@ -125,7 +125,7 @@ def test_the_matrix_itself_is_not_trivial(world: World) -> None:
     assert len({made.tokens for made in world.produced.values()}) > 12
 
 
-@every_family
+@every_family_slow
 def test_receipts_prove_the_continuation_in_a_trimmed_store(
     world: World, bundle: Bundle, engine: PortableEngine
 ) -> None:
@@ -159,7 +159,7 @@ def rows(session: Session) -> str:
     return rows_digest(session, session.kv.covered)
 
 
-@every_family
+@every_family_slow
 def test_every_prefix_at_and_beside_a_block_edge_is_the_rewound_original(
     stores: tuple[Store, Store], bundle: Bundle, engine: PortableEngine, ids: list[int]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,41 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from core_ml_stand_in import Machine, engine_over, install_framework
+from engines import Change, Lying
 from numpy.typing import NDArray
 
 from runtime import verify_head
 from runtime.bundle import Bundle
-from runtime.engine import Engine, Function, LoadLedger
 from runtime.portable import PortableEngine
 from runtime.verify_head import HeadRefused, WidthUnknown, check_head, require_agreement, verified_head
 
 BATCHED = "lmhead_v4.mlpackage"
-Change = Callable[[NDArray[Any]], NDArray[Any]]
-
-
-class Lying:
-    """The engine inside, but the tokens of ``package`` pass through ``change``."""
-
-    def __init__(self, inside: Engine, package: str, change: Change) -> None:
-        self._inside, self._package, self._change = inside, package, change
-        self.ledger: LoadLedger = inside.ledger
-        self.describe = inside.describe
-
-    def function(self, package: str, function: str | None) -> Function:
-        found = self._inside.function(package, function)
-        return _Changed(found, self._change) if package == self._package else found
-
-
-class _Changed:
-    def __init__(self, inside: Function, change: Change) -> None:
-        self._inside, self._change = inside, change
-        self.name, self.inputs, self.outputs = inside.name, inside.inputs, inside.outputs
-
-    def __call__(
-        self, inputs: Mapping[str, NDArray[Any]], *, kv_rows: tuple[int, int] | None = None
-    ) -> dict[str, NDArray[Any]]:
-        results = self._inside(inputs, kv_rows=kv_rows)
-        return {**results, "token": self._change(results["token"])}
 
 
 def test_a_head_that_agrees_is_given_out(bundle: Bundle) -> None:

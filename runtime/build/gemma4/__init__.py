@@ -1,4 +1,4 @@
 """runtime.build.gemma4: Gemma 4's text decoder as a bundle of the published shape.
 
-Order: spec · config · model · graph · description · parts · folder · tiny · drafts
+Order: spec · config · model · graph · description · parts · tokens · folder · sizes · tiny · drafts
 """

@@ -146,5 +146,6 @@ def read_config(document: Mapping[str, Any], name: str) -> Gemma4Spec:
         rope_share_full=full.number("partial_rotary_factor", 1e-3, 1.0),
         norm_epsilon=text.number("rms_norm_eps", 1e-12, 1e-2),
         double_wide=text.flag("use_double_wide_mlp"),
+        bos_token_id=(root if root.has("bos_token_id") else text).integer("bos_token_id", 0, vocabulary - 1),
         eos_token_ids=(root if root.has("eos_token_id") else text).tokens("eos_token_id", vocabulary),
     )

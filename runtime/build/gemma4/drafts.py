@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runtime.build.compress import stored_bytes
 from runtime.build.emitter import Numerics
-from runtime.build.gemma4.folder import folder_origin, open_folder, read_folder_config
+from runtime.build.gemma4.folder import check_files, folder_origin, open_folder, read_folder_config
 from runtime.build.gemma4.model import Gemma4Model, Packing
 from runtime.build.gemma4.parts import chunk_bytes, chunk_elements, gemma4_parts
 from runtime.build.gemma4.spec import Gemma4Spec
@@ -37,6 +37,7 @@ def seeded_draft(seed: int, packing: Packing) -> Draft:
 def folder_draft(root: Path, name: str | None, packing: Packing) -> Draft:
     """Of a Hugging Face folder, all of whose weights are read once for their digest. Raises what opening it raises."""
     spec = read_folder_config(root, name)
+    check_files(root, spec)
     origin = folder_origin(root)
     numerics = Numerics()
 

@@ -17,14 +17,16 @@ from runtime.build.errors import SourceDamaged, SourceMissing, field_error
 from runtime.build.gemma4.config import CONFIG, read_config
 from runtime.build.gemma4.model import Gemma4Model
 from runtime.build.gemma4.spec import Gemma4Spec
+from runtime.build.gemma4.tokens import check_tokenizer
+from runtime.build.regular import regular_file
 from runtime.build.safetensors_file import INDEX, SafetensorsFolder
 from runtime.build.source import Origin, Turns
 from runtime.jsonfile import JsonInvalid, read_object
 
 _CONFIG_LIMIT = 8 << 20
 _TOKENIZER_LIMIT = 256 << 20
-_NEEDED = ("tokenizer.json",)
-_COPIED = (*_NEEDED, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "LICENSE")
+_NEEDED = ("tokenizer.json", "tokenizer_config.json")
+_COPIED = (*_NEEDED, "special_tokens_map.json", "chat_template.jinja", "LICENSE")
 #: What stands before the text decoder's tensors in a checkpoint: of the whole model, or of the decoder by itself.
 _PREFIXES = ("model.language_model.", "model.")
 #: Parts of the whole model that the text decoder doesn't need.
@@ -42,12 +44,12 @@ TURNS = Turns("<|turn>user\n", "<turn|>\n<|turn>model\n", "<turn|>\n")
 
 def read_folder_config(root: Path, name: str | None) -> Gemma4Spec:
     """The geometry that the folder's configuration gives, without looking at its weights. ``name`` None takes the folder's own."""
-    try:
-        document, _ = read_object(root / CONFIG, limit=_CONFIG_LIMIT)
-    except FileNotFoundError as error:
+    if not regular_file(root / CONFIG):
         raise SourceMissing(
             f"{root}: expected {CONFIG} of a Hugging Face model, found none. {_FIX}.", file=str(root / CONFIG)
-        ) from error
+        )
+    try:
+        document, _ = read_object(root / CONFIG, limit=_CONFIG_LIMIT)
     except JsonInvalid as error:
         raise SourceDamaged(str(error), file=CONFIG, field=error.field) from error
     return read_config(document, name or _own_name(root))
@@ -57,11 +59,23 @@ def _own_name(root: Path) -> str:
     return "-".join(re.findall(r"[a-z0-9.]+", root.resolve().name.lower())) or "gemma4"
 
 
+def check_files(root: Path, spec: Gemma4Spec) -> None:
+    """Everything but the weights, which :func:`folder_origin` and :func:`open_folder` take minutes for.
+
+    Raises SourceMissing, SourceDamaged or SourceFieldError.
+    """
+    present = {name for name in _COPIED if regular_file(root / name)}
+    for needed in _NEEDED:
+        if needed not in present:
+            raise SourceMissing(f"{root}: expected {needed}, found none. {_FIX}.", file=str(root / needed))
+    check_tokenizer(root, spec)
+
+
 def folder_origin(root: Path) -> Origin:
     """What a bundle of this folder is made from: the digest of its configuration, weights and tokenizer, and their names."""
     with SafetensorsFolder(root) as weights:
         names = [CONFIG, *weights.files]
-    names += [name for name in (INDEX, *_COPIED) if (root / name).is_file()]
+    names += [name for name in (INDEX, *_COPIED) if regular_file(root / name)]
     total = sha256()
     for name in sorted(names):
         total.update(f"{name}\0{file_digest(root / name)}\n".encode())
@@ -70,17 +84,14 @@ def folder_origin(root: Path) -> Origin:
 
 @contextmanager
 def open_folder(root: Path, name: str | None, origin: Origin) -> Iterator[Gemma4Model]:
-    """The model in the folder ``root``, while open. Raises SourceMissing, SourceDamaged, SourceFieldError or ArchitectureUnsupported."""
+    """The model in the folder ``root``, whose other files :func:`check_files` has seen, while open. Raises SourceMissing, SourceDamaged, SourceFieldError or ArchitectureUnsupported."""
     spec = read_folder_config(root, name)
-    for needed in _NEEDED:
-        if not (root / needed).is_file():
-            raise SourceMissing(f"{root}: expected {needed}, found none. {_FIX}.", file=str(root / needed))
     with SafetensorsFolder(root) as files:
         prefix = _checked(files, spec)
         yield Gemma4Model(
             spec=spec,
             weights=FolderWeights(files, prefix),
-            tokenizer={name: root / name for name in _COPIED if (root / name).is_file()},
+            tokenizer={name: root / name for name in _COPIED if regular_file(root / name)},
             turns=TURNS if _has_turns(root / "tokenizer.json") else None,
             origin=origin,
             license="that of the folder's model",

@@ -45,6 +45,7 @@ class Gemma4Spec:
     rope_share_full: float
     norm_epsilon: float
     double_wide: bool
+    bos_token_id: int
     eos_token_ids: tuple[int, ...]
 
     def head_dim_of(self, layer: int) -> int:
