@@ -99,8 +99,8 @@ class Store:
         """Publishes the KV of ``items`` durably, under ``name`` if given (moving the name if it is taken).
 
         ``rows`` holds rows ``[covered[g], len(items))`` of each group g (all by default); they are only read, and
-        nobody may write to them meanwhile. ``lineage`` says per block who computed it. ``known`` are the contents of leading full blocks that are unchanged since they were
-        loaded or saved: they are neither hashed nor written again where the store has them, and only they may lie below
+        nobody may write to them meanwhile. ``lineage`` says per block who computed it. ``known`` are the contents of leading full
+        blocks that are unchanged since they were loaded or saved: they are neither hashed nor written again where the store has them, and only they may lie below
         ``covered``. Of the others, an object that is here already is read, and written again if it is damaged; so is a damaged
         ref of the name. When it returns the snapshot survives power loss; when it raises no reader sees a part of one: the name
         is where it was, and at most the whole snapshot is here as unnamed cache.
