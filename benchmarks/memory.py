@@ -43,9 +43,11 @@ def main() -> None:
 
 
 def cached_bundle() -> Path:
-    from kvstore.demo import bundle_of
+    from kvstore.cli import cache_folder
+    from kvstore.demo import ensure_bundle
 
-    return bundle_of("gemma3-270m")
+    ensure_bundle("gemma3-270m")
+    return cache_folder() / "bundles" / "gemma3-270m"
 
 
 def measure(bundle: Path, folder: Path) -> dict[str, Any]:

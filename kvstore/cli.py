@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -61,6 +63,15 @@ def cache_folder() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("kvferry", appauthor=False))
+
+
+def config_folder() -> Path:
+    """``KVFERRY_CONFIG`` or the user's settings folder: the servers that this machine knows, and what its own server needs."""
+    if given := os.environ.get("KVFERRY_CONFIG"):
+        return Path(given).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("kvferry", appauthor=False))
 
 
 def terminal_width() -> int | None:
@@ -213,6 +224,25 @@ def waiting(title: str) -> Iterator[None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         shown.add_task(title, total=None)
         yield
+
+
+@contextmanager
+def ending_cleanly() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what runs inside as Ctrl-C does: temporary files and processes of ours go with it."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        for one in taken:
+            signal.signal(one, signal.SIG_IGN)
+        raise click.exceptions.Exit(128 + number)
+
+    taken = {s: h for s in (signal.SIGTERM, signal.SIGHUP) if (h := signal.getsignal(s)) is not signal.SIG_IGN}
+    for one in taken:
+        signal.signal(one, end)
+    try:
+        yield
+    finally:
+        for one, before in taken.items():
+            signal.signal(one, before)
 
 
 def note(text: str) -> None:

@@ -10,23 +10,20 @@ import json
 import math
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
 
-from .cli import Place, Settings, Text, cache_folder, common_options, terminal_width, waiting
+from .cli import Place, Settings, Text, cache_folder, common_options, ending_cleanly, terminal_width, waiting
 from .errors import KVError, Refused
 from .layout import BLOCK, blocks_of
 from .plaintext import WIDTH, labelled, size_text
@@ -128,25 +125,6 @@ def ensure_bundle(model: str) -> None:
         code, _, _ = _kvferry(*words, work=None, heard=False)
         if code:
             raise _failed(f"building the bundle {model}", words, code, "")
-
-
-@contextmanager
-def ending_cleanly() -> Iterator[None]:
-    """SIGTERM and SIGHUP end what runs inside as Ctrl-C does: files and processes of the demo go with it."""
-
-    def end(number: int, _: FrameType | None) -> None:
-        for one in taken:
-            signal.signal(one, signal.SIG_IGN)
-        raise click.exceptions.Exit(128 + number)
-
-    taken = {s: h for s in (signal.SIGTERM, signal.SIGHUP) if (h := signal.getsignal(s)) is not signal.SIG_IGN}
-    for one in taken:
-        signal.signal(one, end)
-    try:
-        yield
-    finally:
-        for one, before in taken.items():
-            signal.signal(one, before)
 
 
 def run(model: str, *, engine: str, trimmed: bool, keep: Path | None = None) -> dict[str, Any]:

@@ -11,6 +11,10 @@ from .errors import StoreCorrupt
 
 _ROOM = "Make room on that disk (`kvferry gc --purge` deletes what no name needs), then run it again."
 _RIGHTS = "Make that folder writable for you, or give another store with --store, then run it again."
+_LOCKS = (
+    "That file system gives no locks, and nothing is written without them: mount it with locking, or keep the store on a disk of this "
+    "machine and carry it with `kvferry push`."
+)
 _ADVICE = {
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,
@@ -19,8 +23,12 @@ _ADVICE = {
     errno.EPERM: _RIGHTS,
     errno.EIO: "The disk itself fails: look into the system's log, and copy what can still be read.",
     errno.ENOENT: "If a store was copied without its empty folders, `kvferry pull` or `kvferry prefill` puts them back.",
+    errno.ENOLCK: _LOCKS,
+    errno.EOPNOTSUPP: _LOCKS,
+    errno.ENOSYS: _LOCKS,
     errno.EMFILE: "Allow the process more open files (`ulimit -n`), then run it again.",
 }
+_WRONG_KIND = (errno.EISDIR, errno.ENOTDIR)
 
 
 @contextlib.contextmanager
@@ -30,21 +38,42 @@ def below(path: Path) -> Iterator[None]:
     But a folder in the place of a file, or a file in that of a folder, is `StoreCorrupt`.
     """
     try:
+        with placed(path):
+            yield
+    except OSError as error:
+        if error.errno not in _WRONG_KIND or _is_placed(error, path):
+            raise
+        expected, found = ("file", "folder") if error.errno == errno.EISDIR else ("folder", "file")
+        raise StoreCorrupt.at(
+            str(path),
+            f"expected a {expected}, found a {found}{_name(error)}",
+            todo="`kvferry check` names it: move it away, then run it again.",
+            path=str(path),
+        ) from error
+
+
+@contextlib.contextmanager
+def placed(path: Path) -> Iterator[None]:
+    """As `below`, but leaves alone what says that a folder or a file is in the other's place: the caller may know what to do."""
+    try:
         yield
     except OSError as error:
-        named = error.filename2 or error.filename  # of a rename the place that it was for
-        if error.errno is None or (isinstance(named, str) and named.startswith(("/", str(path)))):
+        if error.errno is None or error.errno in _WRONG_KIND or _is_placed(error, path):
             raise
-        name = f" ({named})" if isinstance(named, str) else ""
-        if error.errno in (errno.EISDIR, errno.ENOTDIR):
-            expected, found = ("file", "folder") if error.errno == errno.EISDIR else ("folder", "file")
-            raise StoreCorrupt.at(
-                str(path),
-                f"expected a {expected}, found a {found}{name}",
-                todo="`kvferry check` names it: move it away, then run it again.",
-                path=str(path),
-            ) from error
-        raise OSError(error.errno, f"{error.strerror}{name}", str(path)) from error
+        raise OSError(error.errno, f"{error.strerror}{_name(error)}", str(path)) from error
+
+
+def _is_placed(error: OSError, path: Path) -> bool:
+    named = _named(error)
+    return isinstance(named, str) and named.startswith(("/", str(path)))
+
+
+def _named(error: OSError) -> object:
+    return error.filename2 or error.filename  # of a rename the place that it was for
+
+
+def _name(error: OSError) -> str:
+    return f" ({named})" if isinstance(named := _named(error), str) else ""
 
 
 def advice(error: OSError) -> str:

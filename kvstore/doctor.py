@@ -8,6 +8,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from .errors import KVError, StoreMissing
+from .mounts import network_file_system
 from .plaintext import counted
 from .shelf import Shelf
 
@@ -34,6 +35,7 @@ def examine(store: Path, cache: Path) -> list[Finding]:
         findings.append({"what": purpose, "state": "note" if lacking else "ok", "found": found})
     findings.append(_engine())
     findings.append(_store(store))
+    findings += _file_system(store)
     bundles = sorted(p.name for p in (cache / "bundles").glob("*") if p.is_dir())
     findings.append(_finding("bundle cache", True, f"{cache / 'bundles'}: {', '.join(bundles) or 'empty'}"))
     return findings
@@ -89,3 +91,15 @@ def _store(path: Path) -> Finding:
         return {"what": "store", "state": "note", "found": f"{path}: none yet"}
     except (KVError, OSError) as error:
         return _finding("store", False, str(error))
+
+
+def _file_system(path: Path) -> list[Finding]:
+    """What a network file system costs; nothing of any other."""
+    if not path.is_dir() or (kind := network_file_system(path)) is None:
+        return []
+    found = (
+        f"{path} lies on a network file system ({kind}): every process makes its own index in memory from all manifests, which takes longer the "
+        f"more there are, and last use is not kept. Let one machine at a time write to it, or keep the store on a disk of this machine and "
+        f"`kvferry push` to that folder."
+    )
+    return [{"what": "file system", "state": "note", "found": found}]

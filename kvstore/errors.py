@@ -4,7 +4,8 @@ Missing, corrupt and unreachable are three families; only *missing* is a cache m
 expected, what was found and what to do next; ``details`` carries the same as values. All are picklable.
 
 Exit codes of the command line (``exit_code``): 1 other · 2 usage · 3 missing · 4 corrupt · 5 another model ·
-6 another format · 7 refused · 8 unreachable · 9 a continuation that differs · 130 interrupted.
+6 another format · 7 refused · 8 unreachable · 9 a continuation that differs · 10 the store is full ·
+11 repaired, with losses · 130 interrupted.
 """
 
 from __future__ import annotations
@@ -182,6 +183,16 @@ class LabelInvalid(Refused, ValueError):
 
 class InputInvalid(Refused, ValueError):
     """An argument out of its documented range."""
+
+
+class WouldDeleteMost(Refused):
+    """A collection that nobody confirmed would delete more than a stated share of the store. ``bytes`` of ``total``."""
+
+
+class StoreFull(KVError):
+    """What was to be written doesn't fit below the store's quota, whatever is evicted. ``quota``, ``used``, ``needed``: bytes."""
+
+    exit_code = 10
 
 
 class StoreBusy(KVError):

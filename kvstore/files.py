@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from .disk import placed
 from .errors import StoreBusy, StoreCorrupt
+from .holders import lock_holders, waiting_advice
 
 UNSETTLED = 64
 """Files that are written and not yet synced, at most: each holds a descriptor."""
@@ -48,17 +50,18 @@ class Root:
 
     def close(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
+            close(self._fd)
             self._fd = -1
 
     @contextlib.contextmanager
     def folder(self, path: str) -> Iterator[int]:
         """A descriptor of the folder ``path`` ("" is the root); `StoreCorrupt` where a symlink or a file stands."""
-        fd = self._enter(path)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+        with placed(self.path):
+            fd = self._enter(path)
+            try:
+                yield fd
+            finally:
+                close(fd)
 
     def _enter(self, path: str) -> int:
         """As `folder`; the caller closes it."""
@@ -74,7 +77,7 @@ class Root:
                 raise
             finally:
                 if fd != self._fd:
-                    os.close(fd)
+                    close(fd)
             fd = inner
         return fd
 
@@ -87,29 +90,31 @@ class Root:
     def descriptor(self, path: str) -> int:
         """A read descriptor of a regular file, to be closed by the caller; otherwise as `open`."""
         parent, name = _split(path)
-        folder = self._enter(parent)
-        try:
-            # O_NONBLOCK: opening a pipe that somebody put there must not wait for its writer.
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO):  # a symlink, a socket
-                raise self._foreign(path, "a plain file") from error
-            raise
-        finally:
-            os.close(folder)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise self._foreign(path, "a plain file")
+        with self.folder(parent) as folder:
+            try:
+                # O_NONBLOCK: opening a pipe that somebody put there must not wait for its writer.
+                fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.ENXIO):  # a symlink, a socket
+                    raise self._foreign(path, "a plain file") from error
+                raise
+            try:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise self._foreign(path, "a plain file")
+            except BaseException:
+                close(fd)
+                raise
         return fd
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[int]:
         """A read descriptor of a regular file; `FileNotFoundError` where there is none, `StoreCorrupt` on anything else."""
-        fd = self.descriptor(path)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+        with placed(self.path):
+            fd = self.descriptor(path)
+            try:
+                yield fd
+            finally:
+                close(fd)
 
     def _foreign(self, path: str, expected: str) -> StoreCorrupt:
         where = self.path / path
@@ -185,8 +190,8 @@ class Root:
                 raise
         self.sync_all(folders)
 
-    def create(self, path: str, parts: Sequence[Buffer]) -> int:
-        """Writes one new file and does not sync it: a descriptor for `Unsettled.add`. On an error the file is gone."""
+    def create(self, path: str, parts: Iterable[Buffer]) -> int:
+        """Writes one new file and does not sync it: a descriptor for `Unsettled.add`. On an error, also one that ``parts`` raises, the file is gone."""
         parent, name = _split(path)
         with self.folder(parent) as folder:
             try:
@@ -315,16 +320,30 @@ class Root:
                     break
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        raise StoreBusy(
-                            f"{self.path / path}: another process held this lock for over {seconds:g} s. "
-                            f"See who with `lsof {self.path / path}`, or try again.",
-                            path=str(self.path / path),
-                        ) from None
+                        raise self._busy(path, fd, seconds) from None
                     time.sleep(pause)
                     pause = min(pause * 2, 0.02)
+                except OSError as error:
+                    if error.errno != errno.EBADF:
+                        raise
+                    fd = self._writable(path, fd)
             yield
         finally:
-            os.close(fd)
+            close(fd)
+
+    def _writable(self, path: str, fd: int) -> int:
+        """The file behind ``fd`` opened for writing, instead of it: an exclusive lock on NFS needs that (Linux, flock(2))."""
+        parent, name = _split(path)
+        with self.folder(parent) as folder:
+            writable = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        close(fd)
+        return writable
+
+    def _busy(self, path: str, fd: int, seconds: float) -> StoreBusy:
+        where, who = str(self.path / path), lock_holders(os.fstat(fd))
+        todo = waiting_advice(who) if who else f"See who with `lsof {where}`, or try again"
+        held = f"by {', '.join(who)}" if who else "by another process"
+        return StoreBusy(f"{where}: this lock was held for over {seconds:g} s {held}. {todo}.", path=where, holders=who)
 
 
 class Unsettled:
@@ -352,19 +371,29 @@ class Unsettled:
             try:
                 os.fsync(fd)
             finally:
-                os.close(fd)
+                close(fd)
 
     def __enter__(self) -> Self:
         return self
+
+    def close(self) -> None:
+        """Closes what is not synced, and leaves it so."""
+        while self._fds:
+            close(self._fds.pop())
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
                 self.settle()
         finally:
-            for fd in self._fds:
-                os.close(fd)
-            self._fds.clear()
+            self.close()
+
+
+def close(fd: int) -> None:
+    """Closes a descriptor. What that may complain of is nobody's loss: what was written and is needed was synced before, which tells its own
+    errors. And an error here would leave other descriptors open, with their locks."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -387,7 +416,7 @@ def _create(folder: int, name: str, parts: Iterable[Buffer]) -> int:
         for group in groups:
             _write_parts(fd, [memoryview(part).cast("B") for part in group if len(part)])
     except BaseException:
-        os.close(fd)
+        close(fd)
         raise
     return fd
 
@@ -417,6 +446,14 @@ def read_ahead(fd: int) -> None:
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+def read_at(fd: int, size: int, start: int) -> bytes:
+    """``size`` bytes of the file from ``start``, fewer at its end. Cheaper than filling a buffer, which has to be made of zeros first."""
+    data = os.pread(fd, size, start)
+    while len(data) < size and (more := os.pread(fd, size - len(data), start + len(data))):
+        data += more
+    return data
 
 
 def read_parts(fd: int, parts: Sequence[memoryview]) -> int:

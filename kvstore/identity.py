@@ -84,7 +84,7 @@ def require_same(expected: tuple[Identity, Layout], found: tuple[Identity, Layou
     """Raises the narrowest `IdentityMismatch` unless ``found`` (``what``, say a snapshot) is for ``expected``."""
     fields: list[tuple[str, Any, Any]] = list(differences(expected[0], found[0]))
     if expected[1].digest != found[1].digest:
-        fields.append(("layout", _layout_text(expected[1]), _layout_text(found[1])))
+        fields.append(("layout", layout_text(expected[1]), layout_text(found[1])))
     if not fields:
         return
     names = {name for name, _, _ in fields}
@@ -97,21 +97,22 @@ def require_same(expected: tuple[Identity, Layout], found: tuple[Identity, Layou
     ):
         if names == narrow_names:
             kind = narrow
-    lines = "; ".join(f"{name}: {_difference(want, got)}" for name, want, got in fields)
+    lines = "; ".join(f"{name}: {difference_text(want, got)}" for name, want, got in fields)
     raise kind(
         f"{what} holds the KV of another model ({lines}). Use the bundle that it was made with, or prefill again.",
         fields=fields,
     )
 
 
-def _layout_text(layout: Layout) -> str:
+def layout_text(layout: Layout) -> str:
+    """A layout in one line, for people."""
     return f"{layout.dtype} " + ", ".join(
         f"{g.name} {g.kv_heads}x{g.head_dim} window {g.window} layers {','.join(map(str, g.layers))}"
         for g in layout.groups
     )
 
 
-def _difference(want: Any, got: Any) -> str:
+def difference_text(want: Any, got: Any) -> str:
     """What was expected and what was found; of long values the place where they part, so that they never look alike."""
     texts = repr(want), repr(got)
     same = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))

@@ -15,18 +15,21 @@ import shutil
 import sqlite3
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from .digest import SIZE, BlockId, Digest, PrefixKey, SnapshotDigest
+from .counts import SCHEMA as COUNTS
+from .counts import Asked, count
+from .digest import SIZE, BlockId, Digest, IdentityDigest, PrefixKey, SnapshotDigest
 from .errors import Corrupt, FormatTooNew, InputInvalid, KVError, Missing, StoreBusy, StoreCorrupt
-from .items import Item, common_prefix, decode_items, encode_items
+from .holders import lock_holders, waiting_advice
+from .items import Item, common_prefix, decode_items, encoded_blocks
 from .layout import BLOCK, MAX_GROUPS, Run
 from .shelf import Shelf
 from .snapshot import Coverage, Link, Snapshot
 
-VERSION = 1
+VERSION = 2
 _SURROUNDINGS = (
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
@@ -57,6 +60,7 @@ CREATE TABLE holds(block INTEGER NOT NULL, snapshot INTEGER NOT NULL, PRIMARY KE
 CREATE INDEX held ON holds(snapshot);
 CREATE TABLE run(snapshot INTEGER NOT NULL, grp INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
                  PRIMARY KEY(snapshot, grp, first)) WITHOUT ROWID;
+CREATE TABLE checked(part INTEGER PRIMARY KEY, run INTEGER NOT NULL);
 """
 
 
@@ -69,9 +73,11 @@ class Held(tuple[SnapshotDigest, int, float, tuple[tuple[Run, ...], ...]]):
 class Index:
     """One store's index. Not shared between threads; several processes may have it open."""
 
-    def __init__(self, shelf: Shelf, connection: sqlite3.Connection) -> None:
+    def __init__(self, shelf: Shelf, connection: sqlite3.Connection, kept: bool = True) -> None:
         self._shelf = shelf
         self._db = connection
+        self.kept = kept
+        """Whether it is a file, which other processes see, and which is there the next time."""
 
     @classmethod
     def open(cls, shelf: Shelf) -> Self:
@@ -97,8 +103,9 @@ class Index:
 
     @classmethod
     def in_memory(cls, shelf: Shelf) -> Self:
-        """An index of this process alone, made from the files: for a store that can only be read."""
-        index = cls(shelf, _prepared(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)))
+        """An index of this process alone, made from the files: for a store that can only be read, or lies on a network file system."""
+        db = _prepared(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
+        index = cls(shelf, db, kept=False)
         try:
             index.catch_up()
         except BaseException:
@@ -140,7 +147,21 @@ class Index:
             raise
 
     def add(self, snapshot: Snapshot, coverage: Coverage) -> None:
-        """Enters a published snapshot, or its new coverage. Inside `writing`."""
+        """Enters a published snapshot, or its new coverage, and notes a use. Inside `writing`."""
+        moment = self._moment()
+        self._enter(snapshot, coverage, moment)
+        self._db.execute("UPDATE snapshot SET used = ? WHERE digest = ?", (moment, coverage.snapshot.raw))
+
+    def _moment(self) -> float:
+        """Unix seconds of a use: now, or where the clock stands behind the last use, just after that. Whoever is used later sorts later,
+        whatever the clock does. Inside a transaction."""
+        rows = self._rows("SELECT value FROM meta WHERE key = 'last_use_us'", (), int)
+        moment: int = max([int(time.time() * 1e6), *(row[0] + 1 for row in rows)])
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('last_use_us', ?)", (moment,))
+        return moment / 1e6
+
+    def _enter(self, snapshot: Snapshot, coverage: Coverage, used: float) -> None:
+        """``used``: of a snapshot that it doesn't know."""
         digest = coverage.snapshot.raw
         row = self._db.execute("SELECT id FROM snapshot WHERE digest = ?", (digest,)).fetchone()
         if row is None:
@@ -150,7 +171,7 @@ class Index:
                 parent = self._child(parent, link.items, link.id.raw)
                 ids.append(parent)
             cursor = self._db.execute(
-                "INSERT INTO snapshot(digest, tokens, used) VALUES (?, ?, ?)", (digest, snapshot.tokens, time.time())
+                "INSERT INTO snapshot(digest, tokens, used) VALUES (?, ?, ?)", (digest, snapshot.tokens, used)
             )
             row = (cursor.lastrowid,)
             self._db.executemany("INSERT OR IGNORE INTO holds VALUES (?, ?)", ((i, row[0]) for i in ids))
@@ -181,14 +202,30 @@ class Index:
             ((block, block) for (block,) in blocks),
         )
 
-    def touch(self, digest: SnapshotDigest) -> None:
-        """Notes a use, for "most recent". A busy index is not waited for: this is only a preference."""
+    def note(
+        self, identity: IdentityDigest, namespace: str, asked: int, found: tuple[SnapshotDigest, int] | None
+    ) -> None:
+        """Notes that ``asked`` tokens were looked for and, of which snapshot, how many were found: for "most recent", and for `counts`.
+
+        A busy or full index is not waited for: both are kept as well as it goes, and nothing relies on them.
+        """
         self._db.execute("PRAGMA busy_timeout = 0")
         try:
             with contextlib.suppress(sqlite3.OperationalError):
-                self._db.execute("UPDATE snapshot SET used = ? WHERE digest = ?", (time.time(), digest.raw))
+                self._db.execute("BEGIN IMMEDIATE")
+                if found is not None:
+                    self._db.execute("UPDATE snapshot SET used = ? WHERE digest = ?", (self._moment(), found[0].raw))
+                count(self._db, identity, namespace, asked, 0 if found is None else found[1])
+                self._db.execute("COMMIT")
         finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
             self._db.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
+
+    def counts(self) -> list[Asked]:
+        """What was asked and found since counting began: with the index's file, which may be lost, and its counts with it."""
+        rows = self._rows("SELECT * FROM asked ORDER BY namespace, identity", (), bytes, str, int, int, int, int, float)
+        return [Asked(_digest(IdentityDigest, raw) if raw else None, *rest) for raw, *rest in rows]
 
     def settled(self, parent: int | None, link: Link, block: int, groups: int) -> tuple[int | None, set[int]]:
         """(the row of a block in its chain, the groups of it whose object some published snapshot promises)."""
@@ -216,6 +253,11 @@ class Index:
         rows = self._rows("SELECT digest FROM snapshot WHERE used >= ?", (moment,), bytes)
         return {_digest(SnapshotDigest, raw) for (raw,) in rows}
 
+    def uses(self) -> dict[SnapshotDigest, float]:
+        """When each snapshot was last saved, received or found: in their true order, by the clock's time as far as it can be believed."""
+        rows = self._rows("SELECT digest, used FROM snapshot", (), bytes, float)
+        return {_digest(SnapshotDigest, raw): used for raw, used in rows}
+
     def catch_up(self) -> None:
         """Makes the rows match the files, in one transaction, whatever the folder's time says."""
         with self.writing():
@@ -228,6 +270,32 @@ class Index:
                 self._db.execute(f"DELETE FROM {table}")
             self._reconcile()
 
+    def refresh(self) -> None:
+        """Catches up with what others changed, where the time of their folder tells: for an index that others don't write to."""
+        if self._stale():
+            with self.writing():
+                pass
+
+    def checked(self) -> dict[int, int] | None:
+        """For each part of the objects (`inventory`) the number of the check that last read it; None where that isn't kept."""
+        return dict(self._rows("SELECT part, run FROM checked", (), int, int)) if self.kept else None
+
+    def note_checked(self, parts: Iterable[int]) -> None:
+        """A check has read these parts of the objects. Only an order: no clock is read, and a busy index is not waited for."""
+        self._db.execute("PRAGMA busy_timeout = 0")
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            ((last,),) = self._db.execute("SELECT COALESCE(MAX(run), 0) FROM checked").fetchall()
+            rows = ((part, last + 1) for part in parts)
+            self._db.executemany("INSERT OR REPLACE INTO checked VALUES (?, ?)", rows)
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
+
     def _stale(self) -> bool:
         row = self._db.execute("SELECT value FROM meta WHERE key = 'snapshots_mtime_ns'").fetchone()
         return row is None or row[0] != self._shelf.root.mtime_ns("snapshots")
@@ -239,6 +307,7 @@ class Index:
         known = {_digest(SnapshotDigest, raw) for (raw,) in self._rows("SELECT digest FROM snapshot", (), bytes)}
         for digest in known - here:
             self.remove(digest)
+        moment = self._moment()
         for digest in sorted(here):
             try:
                 snapshot = records.snapshot(digest)
@@ -246,7 +315,7 @@ class Index:
             except (Corrupt, FormatTooNew, Missing):
                 self.remove(digest)
                 continue
-            self.add(snapshot, coverage)
+            self._enter(snapshot, coverage, moment)
 
     # reading
 
@@ -259,19 +328,28 @@ class Index:
         rows = self.children(0, key.raw)
         return rows[0][0] if rows else None
 
-    def candidates(self, root: PrefixKey, items: Sequence[Item]) -> list[tuple[int, int]]:
-        """Blocks that share a prefix with ``items``, as (tokens in common from the start, block), longest first."""
+    def roots(self) -> list[PrefixKey]:
+        """The root of every model, layout and namespace that a snapshot was ever entered of."""
+        return [_digest(PrefixKey, raw) for (raw,) in self._rows("SELECT items FROM block WHERE parent = 0", (), bytes)]
+
+    def candidates(self, root: PrefixKey, items: Sequence[Item]) -> Iterator[tuple[int, int]]:
+        """Blocks that share a prefix with ``items``, as (tokens in common from the start, block), longest first.
+
+        Goes down the blocks that are equal, and then up again only as far as the caller asks.
+        """
         start = self.root(root)
-        found: list[tuple[int, int]] = []
-        level = [] if start is None else [start]
-        for at in range(0, len(items), BLOCK):
-            block = items[at : at + BLOCK]
-            query = encode_items(block)
-            found += [(at + n, child) for parent in level for n, child in self._siblings(parent, block, query)]
-            level = [child for parent in level for child, _ in self.children(parent, query)]
-            if not level:
+        levels = [[] if start is None else [start]]
+        queries = []
+        for query in encoded_blocks(items, BLOCK):
+            if not levels[-1]:
                 break
-        return sorted(found, reverse=True)
+            queries.append(query)
+            levels.append([child for parent in levels[-1] for child, _ in self.children(parent, query)])
+        for depth in range(len(levels) - 2, -1, -1):
+            at, query = depth * BLOCK, queries[depth]
+            block = items[at : at + BLOCK]
+            near = ((at + n, child) for parent in levels[depth] for n, child in self._siblings(parent, block, query))
+            yield from sorted(near, reverse=True)
 
     def _siblings(self, parent: int, block: Sequence[Item], query: bytes) -> Iterator[tuple[int, int]]:
         """Children of ``parent`` near ``query`` in byte order, as (items in common, child); 0 in common is left out."""
@@ -355,13 +433,13 @@ def _prepared(db: sqlite3.Connection) -> sqlite3.Connection:
         if _version(db) == 0:
             db.execute("BEGIN IMMEDIATE")
             if _version(db) == 0:  # not made by another process meanwhile
-                for statement in _SCHEMA.split(";"):
+                for statement in (_SCHEMA + COUNTS).split(";"):
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version = {VERSION}")
             db.execute("COMMIT")
         if _version(db) != VERSION:
             raise sqlite3.DatabaseError(f"index version {_version(db)}, expected {VERSION}")
-        for name in ("meta", "snapshot", "block", "holds", "run"):
+        for name in ("meta", "snapshot", "block", "holds", "run", "asked", "checked"):
             db.execute(f"SELECT 1 FROM {name} LIMIT 1").fetchone()
     except BaseException:
         db.close()
@@ -383,9 +461,14 @@ def refusal(error: sqlite3.OperationalError, store: Path) -> KVError | OSError:
     """What to raise for an error that is not the index's own."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        who: list[str] = []
+        with contextlib.suppress(OSError):
+            who = lock_holders((store / "index.sqlite-shm").stat(), writers=True)
+        told = ", ".join(who) or "another process"
         return StoreBusy(
-            f"{store}: another process wrote to the index for over {BUSY_SECONDS:g} s. Try again when it is done.",
+            f"{store}: {told} wrote to the index for over {BUSY_SECONDS:g} s. {waiting_advice(who)}.",
             path=str(store),
+            holders=who,
         )
     path = store / "index.sqlite"
     if path.is_dir():

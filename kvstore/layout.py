@@ -58,7 +58,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
-            raise InputInvalid(f"dtype: expected one of {sorted(ITEM_BYTES)}, found {self.dtype!r}")
+            raise InputInvalid(f"dtype: expected one of {sorted(ITEM_BYTES)}, found {self.dtype!r:.80}")
         if not 1 <= len(self.groups) <= MAX_GROUPS:
             raise InputInvalid(f"groups: expected 1 to {MAX_GROUPS}, found {len(self.groups)}")
         layers = [i for g in self.groups for i in g.layers]
@@ -70,17 +70,19 @@ class Layout:
             raise InputInvalid(f"group names: expected distinct ones, found {[g.name for g in self.groups]!r:.100}")
         for g in self.groups:
             if list(g.layers) != sorted(g.layers):
-                raise InputInvalid(f"group {g.name}: expected ascending layers, found {list(g.layers)}")
+                raise InputInvalid(f"group {g.name:.80}: expected ascending layers, found {list(g.layers)!r:.100}")
             if g.window is not None and (g.window < BLOCK or g.window % BLOCK):
-                raise InputInvalid(f"group {g.name}: window: expected a multiple of {BLOCK} tokens, found {g.window}")
+                raise InputInvalid(
+                    f"group {g.name:.80}: window: expected a multiple of {BLOCK} tokens, found {g.window}"
+                )
             if not (1 <= g.kv_heads <= 1024 and 1 <= g.head_dim <= 65536):
                 raise InputInvalid(
-                    f"group {g.name}: kv_heads and head_dim: expected 1 to 1024 and 1 to 65536, found {g.kv_heads} and {g.head_dim}"
+                    f"group {g.name:.80}: kv_heads and head_dim: expected 1 to 1024 and 1 to 65536, found {g.kv_heads} and {g.head_dim}"
                 )
         for i, g in enumerate(self.groups):
             if not 0 < BLOCK * self.row_bytes(i) <= MAX_OBJECT:
                 raise InputInvalid(
-                    f"group {g.name}: block: expected 1 to {MAX_OBJECT} bytes, found {BLOCK * self.row_bytes(i)}"
+                    f"group {g.name:.80}: block: expected 1 to {MAX_OBJECT} bytes, found {BLOCK * self.row_bytes(i)}"
                 )
 
     def row_bytes(self, group: int) -> int:

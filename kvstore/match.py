@@ -98,3 +98,8 @@ def _usable(layout: Layout, end: int, runs: Sequence[Sequence[Run]], limit: int)
             return lowest, whole_runs
         limit = min(lowest, limit - 1)
     return 0, ((0, 0),) * len(groups)
+
+
+def made_by(match: Match, lineage: Lineage | None) -> bool:
+    """Whether the last reused block has all the fields of ``lineage``; which functions computed it may differ from block to block."""
+    return match.lineage is not None and lineage is not None and set(lineage.fields) <= set(match.lineage.fields)

@@ -1,4 +1,7 @@
-"""Object files: KV content by its digest. Put, has, read; a reader verifies every byte before it hands one over."""
+"""Object files: KV content by its digest. Put, has, read; a reader verifies every byte before it hands one over.
+
+A file is in one of two codecs, raw or planes, and may be replaced by the other at any moment: what has to fit together is read through one descriptor.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,21 @@ import os
 import shlex
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
+from typing import Self
 
-from .codec import HEADER, check_object, decode_header
+from .codec import HEADER, Header, check_object, check_payload, decode_header, decode_object
 from .codec import Kind as FrameKind
 from .digest import ContentDigest
-from .errors import ObjectCorrupt, ObjectMissing, StoreCorrupt
-from .files import Root, read_ahead, read_parts
+from .errors import FormatTooNew, ObjectCorrupt, ObjectMissing, StoreCorrupt
+from .files import Root, close, read_ahead, read_at, read_parts
+from .planes import fits_planes
 
 AHEAD = 8
 """Objects that the disk is told of before they are read."""
+DECODERS, WAITING = 2, 4
+"""Threads that read and decode planes, and how many objects may wait for them."""
 
 
 def mending(label: str | None, *, absent: bool = False) -> str:
@@ -46,6 +54,27 @@ class Objects:
 
     def has(self, name: ContentDigest) -> bool:
         return self.size(name) is not None
+
+    def complete(self, name: ContentDigest, length: int) -> bool:
+        """Whether the object of ``length`` bytes of content is here in full, in either codec. Reads no content: it may still be damaged.
+
+        One call of the system more than `absent` for a raw object; of planes the header is read.
+        """
+        size = self.size(name)
+        if size is None or size == HEADER + length:
+            return size is not None
+        if not fits_planes(length, size - HEADER):
+            return False
+        try:
+            with self._root.open(self.path(name)) as fd:
+                return self._header(fd, name, length) is not None
+        except (FileNotFoundError, ObjectCorrupt, FormatTooNew, StoreCorrupt):
+            return False
+
+    def header(self, name: ContentDigest) -> Header:
+        """The header of an object's file, which is as long as it says. `FileNotFoundError`, `ObjectCorrupt`, `FormatTooNew`, `StoreCorrupt`."""
+        with self._root.open(self.path(name)) as fd:
+            return self._read_header(fd, name)
 
     def absent(self, names: Iterable[ContentDigest]) -> set[ContentDigest]:
         """Those in whose place there is nothing at all. A cut file or a link is damage, not absence: it is not among them.
@@ -110,10 +139,10 @@ class Objects:
                     fds.append(self._open(name))
                     read_ahead(fds[-1])
                 yield fds[0]
-                os.close(fds.popleft())
+                close(fds.popleft())
         finally:
             for fd in fds:
-                os.close(fd)
+                close(fd)
 
     def _open(self, name: ContentDigest) -> int:
         for path in (self.path(name), f"trash/{name.hex}"):
@@ -132,23 +161,54 @@ class Objects:
         )
 
     def read_into(self, fd: int, name: ContentDigest, parts: Sequence[memoryview]) -> None:
-        """Fills ``parts``, writable byte views that together are as long as the content, and verifies every byte.
+        """Fills ``parts``, writable byte views that together are as long as the content, and verifies every byte of it.
 
-        ``fd``: from `opened`. `ObjectCorrupt`; then the parts hold bytes of which nothing is known.
+        ``fd``: from `opened`. `ObjectCorrupt`, `FormatTooNew`; then the parts hold bytes of which nothing is known.
         """
-        what, length = f"object {name}", sum(map(len, parts))
-        header = memoryview(bytearray(HEADER))
+        length = sum(map(len, parts))
         size = os.fstat(fd).st_size
-        if size == HEADER + length:  # else the file was cut, or something was appended
-            size = read_parts(fd, [header, *parts])
-        if size != HEADER + length:
-            raise ObjectCorrupt.at(
-                what, f"file length: expected {HEADER + length} bytes, found {size}", field="file length", name=name.hex
-            )
         try:
-            check_object(decode_header(header, FrameKind.OBJECT, what), parts, name)
+            if size != HEADER + length:  # planes; or the file was cut, or something was appended
+                decode_object(*self._planes(fd, name, length), name, parts)
+                return
+            head = memoryview(bytearray(HEADER))
+            size = read_parts(fd, [head, *parts])
+            if size != HEADER + length:
+                raise _wrong_length(name, HEADER + length, size)
+            check_object(decode_header(head, FrameKind.OBJECT, f"object {name}"), parts, name)
         except ObjectCorrupt as error:
             raise error.told(name=name.hex) from error
+
+    def take(self, fd: int, name: ContentDigest, parts: Sequence[memoryview]) -> Unread | None:
+        """As `read_into`, of a raw object. Of any other nothing is read yet: what is returned does it, on any thread."""
+        if os.fstat(fd).st_size == HEADER + sum(map(len, parts)):
+            self.read_into(fd, name, parts)
+            return None
+        return Unread(self, os.dup(fd), name, parts)
+
+    def _planes(self, fd: int, name: ContentDigest, length: int) -> tuple[Header, memoryview]:
+        """Header and payload, unverified, of an open file that isn't as long as the raw object would be."""
+        header = self._header(fd, name, length)
+        if header is None:
+            raise _wrong_length(name, HEADER + length, os.fstat(fd).st_size)
+        return header, memoryview(read_at(fd, header.stored_length, HEADER))
+
+    def _header(self, fd: int, name: ContentDigest, length: int) -> Header | None:
+        """The header of an open file that is as long as it says and holds object ``name`` of ``length`` bytes; else None."""
+        size = os.fstat(fd).st_size
+        if size != HEADER + length and not fits_planes(length, size - HEADER):
+            return None
+        header = self._read_header(fd, name)
+        return header if header.content_length == length else None
+
+    def _read_header(self, fd: int, name: ContentDigest) -> Header:
+        header = decode_header(read_at(fd, HEADER, 0), FrameKind.OBJECT, f"object {name}")
+        if header.name != name.raw:
+            raise _bad(name, "name in the header", name, header.name.hex())
+        size = os.fstat(fd).st_size
+        if size != HEADER + header.stored_length:
+            raise _wrong_length(name, HEADER + header.stored_length, size)
+        return header
 
     def sound(self, name: ContentDigest, length: int) -> bool:
         """Whether the object is here and every byte of it is right; reads it. False too where the disk fails to read it."""
@@ -163,8 +223,78 @@ class Objects:
         return True
 
     def read(self, name: ContentDigest, length: int) -> memoryview:
-        """The verified content of an object of ``length`` bytes. `ObjectMissing`, `ObjectCorrupt`."""
+        """The verified content of an object of ``length`` bytes; of planes their stored hash is verified too. `ObjectMissing`, `ObjectCorrupt`."""
         content = memoryview(bytearray(length))
         with self.opened([name]) as files:
-            self.read_into(next(files), name, [content])
+            fd = next(files)
+            if os.fstat(fd).st_size != HEADER + length:
+                header, payload = self._planes(fd, name, length)
+                check_payload(header, [payload], name)
+            self.read_into(fd, name, [content])
         return content
+
+
+class Unread:
+    """An object in planes that is to be read, decoded and verified: called once, or closed. The thread that decodes it reads it too, so that
+    its bytes stay near."""
+
+    def __init__(self, objects: Objects, fd: int, name: ContentDigest, parts: Sequence[memoryview]) -> None:
+        self._objects = objects
+        self._fd = fd
+        self._name = name
+        self._parts = parts
+
+    def __call__(self) -> None:
+        """As `Objects.read_into` raises."""
+        try:
+            self._objects.read_into(self._fd, self._name, self._parts)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Decoding:
+    """Reads and decodes planes on a few threads while the caller goes on. A context manager: when it ends all is done, or one's error is raised.
+
+    Nothing is started before there is something to decode.
+    """
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._under_way: deque[tuple[Future[None], Unread]] = deque()
+
+    def add(self, work: Unread) -> None:
+        """Takes it over; waits where much is under way."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(DECODERS, "kvferry-planes")
+        self._under_way.append((self._pool.submit(work), work))
+        if len(self._under_way) > DECODERS + WAITING:
+            self._under_way.popleft()[0].result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is None:
+            return
+        try:
+            while kind is None and self._under_way:
+                self._under_way.popleft()[0].result()
+        finally:
+            self._pool.shutdown(cancel_futures=True)  # nothing is written to the parts once it has returned
+            for _future, work in self._under_way:
+                work.close()
+
+
+def _wrong_length(name: ContentDigest, expected: int, found: int) -> ObjectCorrupt:
+    return _bad(name, "file length", f"{expected} bytes", f"{found}")
+
+
+def _bad(name: ContentDigest, field: str, expected: object, found: object) -> ObjectCorrupt:
+    return ObjectCorrupt.at(
+        f"object {name}", f"{field}: expected {expected}, found {found}", field=field, name=name.hex
+    )

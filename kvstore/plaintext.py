@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 import textwrap
 import unicodedata
 from collections.abc import Collection, Sequence
+
+from .errors import InputInvalid
 
 WIDTH = 80
 """Columns where there is no terminal to ask."""
@@ -23,6 +26,17 @@ def size_text(count: int) -> str:
             return f"{value:.{digits}f} {unit}"
         value /= 1000
     return f"{value:,.2f} TB"
+
+
+def parse_size(text: str) -> int:
+    """Bytes from what people write: ``20GB`` and ``20 gb`` in powers of ten, ``512MiB`` in powers of two, a number alone is bytes. `InputInvalid`."""
+    from decimal import Decimal
+
+    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(i?)(b?)\s*", text, re.IGNORECASE | re.ASCII)
+    if found is None or (found[3] and not found[2]):
+        raise InputInvalid(f"size: expected one like 20GB, 512MiB or 1000000, found {text!r:.60}.")
+    factor = (1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " ")
+    return int(Decimal(found[1]) * factor)
 
 
 def counted(count: int, what: str) -> str:

@@ -1,37 +1,49 @@
 """Collecting what no name needs: a plan that can be printed, `apply` moves to ``trash/``, `purge` deletes what lies there.
 
-Named snapshots stay; an unnamed one is cache, and all of it is planned unless it was used within ``keep_seconds``. A snapshot's
-objects go when no other manifest names them. Marking reads refs and manifests, never the index; where one that stays can't
-be read nobody knows what it needs, and nothing is collected. Nothing here writes file content, so it works on a full disk.
+Named snapshots stay; an unnamed one is cache: `plan` takes all of it, unless it was used within ``keep_seconds``, and `eviction` the least
+recently used of it. A snapshot's objects go when no other manifest names them. Marking reads refs and manifests, never the index (which
+only knows who was used when); where one that stays can't be read nobody knows what it needs, and nothing is collected. Nothing here
+writes file content, so it works on a full disk.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from .digest import ContentDigest, SnapshotDigest
 from .disk import below
-from .errors import Corrupt, SnapshotMissing, StoreBusy, StoreCorrupt
+from .errors import Corrupt, SnapshotMissing, StoreBusy, StoreCorrupt, WouldDeleteMost
 from .files import Root
+from .gauge import physical_bytes, tree_bytes
 from .index import Index
 from .objects import Objects
 from .plaintext import counted, size_text
 from .records import Records
-from .store import Store
-from .usage import tree_bytes
+from .usage import Shelved
 
 SLICE = 0.04
 """Seconds of work under the store's exclusive lock, before savers and pullers get their turn for `PAUSE`."""
 PAUSE = 0.025
+MOST = 0.5
+"""The share of a store's bytes that one run may delete for good unasked."""
 
+_T = TypeVar("_T")
 Progress = Callable[[int], None]
 """Called after every slice with the bytes that it moved or deleted."""
+
+
+class Indexed(Shelved, Protocol):
+    """A store as a collector needs it: `Store` is one."""
+
+    def indexed(self, run: Callable[[Index], _T]) -> _T: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,39 +114,124 @@ class Pruned:
         return {name: getattr(self, name) for name in ("snapshots", "objects", "leftovers", "bytes", "kept")}
 
 
-def plan(store: Store, *, keep_seconds: float = 0.0) -> Plan:
+def plan(store: Indexed, *, keep_seconds: float = 0.0) -> Plan:
     """What can be collected now. Changes nothing.
 
-    ``keep_seconds``: unnamed snapshots used (saved, found) that recently stay, as far as the index knows; 0 keeps none, so that
-    what `rm` made free is freed. `RefCorrupt`, `SnapshotCorrupt`, `SnapshotMissing`, `FormatTooNew` when what a name needs can't be
-    known: remove the name or restore its snapshot first.
+    ``keep_seconds``: unnamed snapshots used (saved, found) that recently stay, as far as the index knows, and those that were used in the
+    future: a clock lied, and nobody knows when. 0 keeps none, so that what `rm` made free is freed. `RefCorrupt`, `SnapshotCorrupt`,
+    `SnapshotMissing`, `FormatTooNew` when what a name needs can't be known: remove the name or restore its snapshot first.
     """
-    records, root = store.shelf.records, store.shelf.root
+    records = store.shelf.records
     marks = _Marks(records)
     recent = store.indexed(lambda index: index.used_since(time.time() - keep_seconds)) if keep_seconds > 0 else set()
-    doomed = []
-    for digest in records.snapshots():
-        if digest in marks.named or digest in recent:
+    doomed = [d for d, _ in _doomed(store, marks, recent)]
+    marks.refresh({d.digest for d in doomed})
+    return _planned(store, doomed, _unneeded(store, marks), tuple(_leftovers(store)))
+
+
+def eviction(store: Indexed, free: int, slack: int = 0) -> Plan:
+    """What makes ``free`` bytes free, the trash and leftovers included: beyond these the least recently used unnamed snapshots, as few as
+    suffice, each with the objects that no other one needs. Everything that can go where that isn't enough. Where snapshots have to go, they
+    make ``slack`` bytes more. Changes nothing; raises as `plan` does.
+    """
+    marks = _Marks(store.shelf.records)
+    unnamed = _doomed(store, marks, set())
+    marks.refresh({d.digest for d, _ in unnamed})
+    sizes = {name.raw: (name, size) for name, size in _unneeded(store, marks)}
+    needs = {d.digest: contents & sizes.keys() for d, contents in unnamed}
+    needed_by = Counter(raw for contents in needs.values() for raw in contents)
+    objects = [sizes[raw] for raw in sizes.keys() - needed_by.keys()]
+    leftovers = tuple(_leftovers(store))
+    chosen = [d for d, _ in unnamed if d.tokens is None]  # as long as one of them stays nothing else can go
+    left = free - sum(n for _, n in (*leftovers, *_trash(store), *objects)) - sum(d.bytes for d in chosen)
+    left += slack if left > 0 else 0
+    for doomed, _ in sorted(unnamed, key=_last_use(store)):
+        if left <= 0:
+            break
+        if doomed.tokens is None:
+            continue
+        chosen.append(doomed)
+        needed_by.subtract(needs[doomed.digest])
+        gone = [sizes[raw] for raw in needs[doomed.digest] if not needed_by[raw]]
+        objects += gone
+        left -= doomed.bytes + sum(n for _, n in gone)
+    return _planned(store, chosen, sorted(objects), leftovers)
+
+
+def require_share(store: Shelved, plan: Plan, most: float = MOST) -> None:
+    """Raises `WouldDeleteMost` if ``plan`` and then `purge` would delete more than this share of the bytes of all files of the store."""
+    total, gone = physical_bytes(store.shelf.root), plan.bytes + plan.trash_bytes
+    if gone > most * total:
+        raise WouldDeleteMost(
+            f"{store.shelf.path}: expected to delete at most {most:.0%} of {size_text(total)} unasked, found {size_text(gone)} to delete. "
+            f"`kvferry gc --dry-run` prints what; `kvferry ls` lists what is kept. If that is right, run it again with --yes.",
+            bytes=gone,
+            total=total,
+            most=most,
+        )
+
+
+def _doomed(store: Shelved, marks: _Marks, spared: set[SnapshotDigest]) -> list[tuple[Doomed, frozenset[bytes]]]:
+    """The unnamed snapshots but those to be spared, and what each needs."""
+    root, found = store.shelf.root, []
+    for digest in store.shelf.records.snapshots():
+        if digest in marks.named or digest in spared:
             continue
         size = (root.size(f"snapshots/{digest}") or 0) + (root.size(f"snapshots/{digest}.cov") or 0)
+        tokens, contents = None, frozenset[bytes]()
         try:
-            tokens = records.snapshot(digest).tokens
-        except Corrupt:
-            tokens = None  # not needed by anyone, and no use to anyone
+            snapshot = store.shelf.records.snapshot(digest)
         except SnapshotMissing:  # another collector took it
             continue
-        doomed.append(Doomed(digest, tokens, size))
-    marks.refresh({d.digest for d in doomed})
-    unneeded = ((name, store.shelf.objects.size(name)) for name in store.shelf.objects.names() if not marks.needs(name))
-    return Plan(
-        tuple(doomed),
-        tuple((name, size) for name, size in unneeded if size is not None),
-        tuple(_leftovers(store)),
-        tuple((f"trash/{name}", tree_bytes(root, f"trash/{name}")) for name in root.names("trash")),
-    )
+        except Corrupt:
+            pass  # not needed by anyone, and no use to anyone
+        else:
+            tokens, contents = snapshot.tokens, frozenset(c.raw for block in snapshot.blocks for c in block)
+        found.append((Doomed(digest, tokens, size), contents))
+    return found
 
 
-def apply(store: Store, plan: Plan, progress: Progress | None = None) -> Pruned:
+def _unneeded(store: Shelved, marks: _Marks) -> list[tuple[ContentDigest, int]]:
+    """The objects that are not marked, with the bytes of their files."""
+    objects = store.shelf.objects
+    found = ((name, objects.size(name)) for name in objects.names() if not marks.needs(name))
+    return [(name, size) for name, size in found if size is not None]
+
+
+def _trash(store: Shelved) -> tuple[tuple[str, int], ...]:
+    root = store.shelf.root
+    return tuple((f"trash/{name}", tree_bytes(root, f"trash/{name}")) for name in root.names("trash"))
+
+
+def _planned(
+    store: Shelved,
+    doomed: list[Doomed],
+    objects: list[tuple[ContentDigest, int]],
+    leftovers: tuple[tuple[str, int], ...],
+) -> Plan:
+    return Plan(tuple(doomed), tuple(objects), leftovers, _trash(store))
+
+
+def _last_use(store: Indexed) -> Callable[[tuple[Doomed, frozenset[bytes]]], tuple[float, float, SnapshotDigest]]:
+    """Sorts by last use as far as the index knows, then by the times of the manifests."""
+    used = store.indexed(lambda index: index.uses())
+
+    def key(entry: tuple[Doomed, frozenset[bytes]]) -> tuple[float, float, SnapshotDigest]:
+        digest = entry[0].digest
+        return used.get(digest, 0.0), _modified(store.shelf.root, f"snapshots/{digest}"), digest
+
+    return key
+
+
+def _modified(root: Root, path: str) -> float:
+    try:
+        with root.open(path) as fd:
+            return os.fstat(fd).st_mtime
+    except (OSError, StoreCorrupt):
+        return 0.0
+
+
+def apply(store: Indexed, plan: Plan, progress: Progress | None = None) -> Pruned:
     """Moves what ``plan`` lists to ``trash/``, where running readers still find it, in slices of about `SLICE` seconds.
 
     A manifest or ref that appeared since the plan protects what it names. Manifests go first, durably, so that no coverage ever
@@ -159,7 +256,7 @@ def apply(store: Store, plan: Plan, progress: Progress | None = None) -> Pruned:
     return Pruned(moved[0], moved[1], moved[2], total, kept)
 
 
-def purge(store: Store, progress: Progress | None = None) -> int:
+def purge(store: Shelved, progress: Progress | None = None) -> int:
     """Deletes what lies in ``trash/``, in slices while no reader loads. Returns the bytes. `StoreBusy` if one loads for too long."""
     root, freed = store.shelf.root, 0
     there = root.names("trash")
@@ -223,7 +320,7 @@ class _Marks:
 class _Work:
     """The steps of one `apply`. Each takes from a queue until the slice is over; ``done`` when the queue is empty."""
 
-    def __init__(self, store: Store, doomed: set[SnapshotDigest]) -> None:
+    def __init__(self, store: Indexed, doomed: set[SnapshotDigest]) -> None:
         self._store = store
         self._root = store.shelf.root
         self._doomed = doomed
@@ -297,7 +394,7 @@ class _Work:
                     yield size
 
 
-def _leftovers(store: Store) -> Iterator[tuple[str, int]]:
+def _leftovers(store: Shelved) -> Iterator[tuple[str, int]]:
     """What dead processes left, by path. None while a saver or puller is at work: its files can't be told apart."""
     root, records = store.shelf.root, store.shelf.records
     try:
@@ -311,7 +408,7 @@ def _leftovers(store: Store) -> Iterator[tuple[str, int]]:
         return
 
 
-def _stale(store: Store, path: str, then: Callable[[], bool]) -> bool:
+def _stale(store: Shelved, path: str, then: Callable[[], bool]) -> bool:
     """``then()`` if nobody uses the file or folder at ``path``; under the exclusive, ref and snapshot locks.
 
     No saver runs, so nobody writes to ``tmp/``; a transfer keeps its folder in ``quarantine/`` locked; a coverage without its manifest

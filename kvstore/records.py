@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
 import shlex
 import time
@@ -37,6 +38,8 @@ from .snapshot import Coverage, Ref, Snapshot
 
 _LIMIT = MAX_RECORD + HEADER
 MAX_LABEL = 200
+PIN = "pin/"
+"""How the label of a pin begins: a ref that is given and removed, and never moves."""
 
 
 def check_label(label: str) -> str:
@@ -220,14 +223,10 @@ class Records:
         with self.locked_refs():
             now = self.standing(nfc)
             if now != expect and (target is None or now != target):
-                raise RefConflict(
-                    f"name {nfc!r}: expected {expect or 'no snapshot'}, found {now or 'none'}: it was moved by somebody else "
-                    f"in the meantime. Look with `kvferry show`, then try again.",
-                    label=nfc,
-                )
+                raise conflict(nfc, expect, now)
             if target is None:
                 if now is not None:
-                    self._root.remove(path)
+                    self._bury(path)
                 elif self.damage(nfc) is not None:
                     self._clear(path)
                 return
@@ -236,8 +235,13 @@ class Records:
                     f"name {nfc!r}: expected the manifest of snapshot {target} in {self._root.path}, found none. Pull or save it again.",
                     digest=target.hex,
                 )
+            if nfc.startswith(PIN) and now not in (None, target):
+                raise RefConflict(
+                    f"name {nfc!r}: it is a pin, which stays at snapshot {now}. Choose another name, or `kvferry unpin {shlex.quote(nfc)}` first.",
+                    label=nfc,
+                )
             if now is None:
-                _clash(self.readable_refs(), nfc)
+                require_no_clash((r.label for r in self.readable_refs()), nfc)
             self._give(Ref(nfc, target, int(time.time())))
 
     def _give(self, ref: Ref) -> None:
@@ -245,6 +249,28 @@ class Records:
         if self.damage(ref.label) is not None:
             self._clear(path)
         self._root.publish([Pending(path, [encode_ref(ref)])])
+
+    def _bury(self, path: str) -> None:
+        """Takes a ref away, durably: into the trash, from where it can be given back, or for good where there is no room or no trash."""
+        try:
+            self._root.rename(path, f"trash/{path.removeprefix('refs/')}.ref")
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOENT):
+                raise
+            with contextlib.suppress(FileNotFoundError):  # renamed, and only the folder's sync found no room
+                self._root.remove(path)
+
+    def buried_refs(self) -> Iterator[Ref]:
+        """The removed names that lie in the trash, by label; damaged ones are passed over."""
+        found = []
+        for name in self._root.names("trash"):
+            file, _, end = name.partition(".")
+            if end == "ref" and len(file) == 64:
+                with contextlib.suppress(RefCorrupt, FormatTooNew, FileNotFoundError, StoreCorrupt):
+                    ref = decode_ref(self._root.read(f"trash/{name}", _LIMIT), f"trash/{name}")
+                    if label_file(ref.label) == file and _is_label(ref.label):
+                        found.append(ref)
+        yield from sorted(found, key=lambda ref: ref.label)
 
     def _clear(self, path: str) -> None:
         """Takes away what stands at the place of a ref, durably. A folder goes to the trash with what somebody put in it."""
@@ -286,7 +312,8 @@ class Records:
         return False
 
     def rename_ref(self, label: str, to: str) -> Ref:
-        """Gives a snapshot another name; a crash in between leaves both. `SnapshotMissing`, `RefConflict`."""
+        """Gives a snapshot another name. A crash in between leaves both; the same again, where both stand for one snapshot, removes
+        the old one. `SnapshotMissing`, `RefConflict`."""
         old, new = check_label(label), check_label(to)
         with self.locked_refs():
             ref = self.ref(old)
@@ -294,7 +321,9 @@ class Records:
                 raise SnapshotMissing(f"no snapshot named {old!r}. `kvferry ls` lists them.", label=old)
             if old == new:
                 return ref
-            _clash((r for r in self.readable_refs() if r.label != old), new)
+            begun = (new, ref.snapshot)  # by a rename that was interrupted
+            others = (r.label for r in self.readable_refs() if r.label != old and (r.label, r.snapshot) != begun)
+            require_no_clash(others, new)
             moved = Ref(new, ref.snapshot, int(time.time()))
             self._give(moved)
             self._root.remove(f"refs/{label_file(old)}")
@@ -308,15 +337,27 @@ def _is_label(label: str) -> bool:
         return False
 
 
-def _clash(refs: Iterable[Ref], label: str) -> None:
-    """Raises `RefConflict` if a label differs from ``label`` by case only: some file systems and people mix them up."""
-    for ref in refs:
-        if _fold(ref.label) == _fold(label):
+def conflict(label: str, expect: SnapshotDigest | None, found: SnapshotDigest | None) -> RefConflict:
+    """That a name does not stand where it must to be moved."""
+    return RefConflict(
+        f"name {label!r}: expected {expect or 'no snapshot'}, found {found or 'none'}: it was moved by somebody else "
+        f"in the meantime. Look with `kvferry show`, then try again.",
+        label=label,
+        expected=None if expect is None else expect.hex,
+        found=None if found is None else found.hex,
+    )
+
+
+def require_no_clash(labels: Iterable[str], label: str) -> None:
+    """Raises `RefConflict` if one of ``labels`` differs from ``label`` by case only: some file systems and people mix them up."""
+    for other in labels:
+        if folded(other) == folded(label):
             raise RefConflict(
-                f"name {label!r}: {ref.label!r} is there already. Choose another name, or rename or remove that one.",
+                f"name {label!r}: {other!r} is there already. Choose another name, or rename or remove that one.",
                 label=label,
             )
 
 
-def _fold(label: str) -> str:
+def folded(label: str) -> str:
+    """What is equal for labels that differ by case only."""
     return unicodedata.normalize("NFC", label.casefold())

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 from .errors import Corrupt, FormatTooNew, KVError, Missing
 from .layout import BLOCK
 from .plaintext import labelled, short, size_text, table
 from .shelf import Shelf
 from .snapshot import Coverage, Snapshot, trimmed, whole
-from .store import Store
+
+if TYPE_CHECKING:
+    from .store import Store
 
 
 def kept(snapshot: Snapshot, coverage: Coverage) -> str:
@@ -166,4 +168,7 @@ def _readable(value: Any) -> Any:
 
 
 def _when(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat()
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().isoformat()
+    except (ValueError, OverflowError):  # the last hours of the year 9999, east of Greenwich
+        return datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -10,7 +10,7 @@ from .errors import Corrupt, FormatTooNew, KVError, SnapshotMissing
 from .index import Index
 from .items import Item
 from .layout import Layout
-from .match import Match, bounds, match_items
+from .match import Match, bounds, made_by, match_items
 from .objects import Objects
 from .shelf import Shelf
 from .snapshot import Coverage, Lineage, Snapshot
@@ -97,7 +97,7 @@ def _best(
     tries = LINEAGE_TRIES
     for proposal in proposals:
         if best is not None and proposal.most <= best.n:
-            if proposal.most < best.n or query.lineage is None or _made(best, query.lineage) or not tries:
+            if proposal.most < best.n or query.lineage is None or made_by(best, query.lineage) or not tries:
                 break
             tries -= 1
         try:
@@ -118,7 +118,7 @@ def _best(
         if match.n < whole:
             holed[proposal.digest] = match
             continue
-        own = best is not None and not _made(best, query.lineage) and _made(match, query.lineage)
+        own = best is not None and not made_by(best, query.lineage) and made_by(match, query.lineage)
         if match.n > (best.n if best is not None else 0) or (best is not None and match.n == best.n and own):
             best = match
     return best
@@ -150,8 +150,3 @@ def _shortened(match: Match, coverage: Coverage, query: Query, here: _Here) -> M
         return match
     told = f"{gone} of its objects that this store promises are gone (`kvferry check` lists them)"
     return replace(match, reason=f"{match.reason}; {told}")
-
-
-def _made(match: Match, lineage: Lineage | None) -> bool:
-    """Whether the last reused block has all the fields of ``lineage``; which functions computed it may differ from block to block."""
-    return match.lineage is not None and lineage is not None and set(lineage.fields) <= set(match.lineage.fields)

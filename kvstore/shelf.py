@@ -5,26 +5,34 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 from .disk import below
-from .errors import FormatTooNew, FormatTooOld, StoreCorrupt, StoreMissing
-from .files import Pending, Root
+from .errors import FormatTooNew, FormatTooOld, StoreBusy, StoreCorrupt, StoreMissing
+from .files import Pending, Root, close
 from .objects import Objects
 from .records import Records
 
 FORMAT = 2
-FEATURES: tuple[str, ...] = ()
-"""Required features that this version knows, beyond format 2 itself."""
+FEATURES: tuple[str, ...] = ("planes",)
+"""Features that this version knows, beyond format 2 itself. A store lists those that its reader must know."""
 
-_FORMAT_LINE = json.dumps({"format": FORMAT, "features": list(FEATURES)})
+_FORMAT_LINE = json.dumps({"format": FORMAT, "features": []})
 _RESTORE_FORMAT = (
     "If a kvferry of this version made the store, write that line into it; else give another folder with --store."
 )
 
+TURN = 1.0
+"""Seconds for which savers wait behind a collector that can't get the lock."""
+_DOOR = "format.json"
+"""Locked on the way to ``lock`` by savers (shared) and collectors (exclusive). It keeps the order of those who wait; ``lock`` keeps them apart."""
+
 FOLDERS = ("objects", "snapshots", "refs", "tmp", "quarantine", "trash")
+DAMAGED = "damaged"
+"""Where repair sets aside what is damaged; made when it is needed, and emptied by nobody but its owner."""
 
 
 class Shelf:
@@ -69,13 +77,14 @@ class Shelf:
         try:
             shelf._check_format()
             if create:
-                shelf._complete()
+                shelf.complete()
         except BaseException:
             shelf.close()
             raise
         return shelf
 
-    def _check_format(self) -> None:
+    def _check_format(self) -> dict[str, Any]:
+        """What ``format.json`` says, of a store that this version can open."""
         where = self.path / "format.json"
         try:
             value: Any = json.loads(self.root.read("format.json", 1 << 16))
@@ -104,16 +113,32 @@ class Shelf:
         unknown = sorted(set(features) - set(FEATURES))
         if unknown:
             raise FormatTooNew(
-                f"{where}: this kvferry knows the features {list(FEATURES)}, found {unknown}, which a reader must know. "
+                f"{where}: this kvferry knows the features {list(FEATURES)}, found {unknown!r:.200}, which a reader must know. "
                 f"Nothing was changed; upgrade kvferry to open it.",
                 features=unknown,
             )
+        assert isinstance(value, dict)
+        return value
+
+    def require(self, feature: str) -> None:
+        """Sees to it that ``format.json`` lists a feature, durably: to be called before a file that needs it is published.
+
+        An older kvferry that opens the store from now on refuses it and names the feature. Raises as `open` does. Takes the lock of refs,
+        so never under that of snapshots.
+        """
+        if feature in self._check_format()["features"]:
+            return
+        with below(self.path), self.records.locked_refs():
+            value = self._check_format()  # somebody else may have added another
+            features = sorted({*value["features"], feature})
+            line = json.dumps({**value, "features": features}, ensure_ascii=False)
+            self.root.publish([Pending("format.json", [line.encode() + b"\n"])])
 
     def _bad_format(self, found: str) -> StoreCorrupt:
         where = str(self.path / "format.json")
         return StoreCorrupt.at(where, f"expected {_FORMAT_LINE}, found {found}", todo=_RESTORE_FORMAT, path=where)
 
-    def _complete(self) -> None:
+    def complete(self) -> None:
         """Puts back empty folders that a copy of the store left out."""
         if not {*FOLDERS, "lock"} <= set(self.root.names("")) or len(self.root.names("objects")) < 16:
             _lay_out(self.root)
@@ -129,14 +154,31 @@ class Shelf:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        """Held from the first dedupe check to the ref: no collector runs meanwhile."""
-        with below(self.path), self.root.lock("lock", exclusive=False):
+        """Held from the first dedupe check to the ref: no collector runs meanwhile. Not re-entrant: a collector that waits is let in first."""
+        with below(self.path), contextlib.ExitStack() as held:
+            with self.root.lock(_DOOR, exclusive=False):
+                held.enter_context(self.root.lock("lock", exclusive=False))
             yield
 
     @contextlib.contextmanager
     def exclusive(self, seconds: float = 30.0) -> Iterator[None]:
-        """Held by a collector, in short slices: no saver or puller runs meanwhile."""
-        with below(self.path), self.root.lock("lock", exclusive=True, seconds=seconds):
+        """Held by a collector, in short slices: no saver or puller runs meanwhile.
+
+        Savers whose work overlaps would never leave the lock free. So whoever comes while this waits, waits behind it: `TURN` seconds at a time,
+        lest one long save should hold up all others.
+        """
+        end = time.monotonic() + seconds
+        with below(self.path), contextlib.ExitStack() as held:
+            while True:
+                try:
+                    with self.root.lock(_DOOR, exclusive=True, seconds=max(0.0, end - time.monotonic())):
+                        turn = max(0.0, min(TURN, end - time.monotonic()))
+                        held.enter_context(self.root.lock("lock", exclusive=True, seconds=turn))
+                    break
+                except StoreBusy:
+                    if time.monotonic() >= end:
+                        raise
+                time.sleep(TURN / 10)
             yield
 
     def close(self) -> None:
@@ -165,7 +207,7 @@ def _create(path: Path) -> None:
 
 def _require_unused(path: Path) -> None:
     """Raises `StoreCorrupt` unless a folder without ``format.json`` is empty, or what an interrupted `_create` left."""
-    ours = {*FOLDERS, "lock", "format.json", "index.sqlite", "index.sqlite-wal", "index.sqlite-shm"}
+    ours = {*FOLDERS, DAMAGED, "lock", "format.json", "index.sqlite", "index.sqlite-wal", "index.sqlite-shm"}
     found = sorted(entry.name for entry in path.iterdir())
     if foreign := [name for name in found if name not in ours]:
         raise StoreCorrupt.at(
@@ -195,7 +237,7 @@ def _lay_out(root: Root) -> None:
     for fan in "0123456789abcdef":
         root.make_folder(f"objects/{fan}")
     with root.folder("") as fd:
-        os.close(os.open("lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd))
+        close(os.open("lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd))
     root.sync("objects")
     root.sync("")
 
@@ -205,4 +247,4 @@ def _sync_folder(path: Path) -> None:
     try:
         os.fsync(fd)
     finally:
-        os.close(fd)
+        close(fd)

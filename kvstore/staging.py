@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Self
 
-from .codec import HEADER, object_header
+from .codec import CODECS, Codec, encode_object
 from .digest import ContentDigest, content_digest
 from .errors import InputInvalid
 from .files import Root, Unsettled
+from .gauge import Gauge, NoRoom
 from .objects import Objects
 
 
@@ -31,10 +32,15 @@ class Rows:
 
 
 class Staging:
-    """A context manager; what was not published when it ends is deleted. Its user holds `Shelf.shared`."""
+    """A context manager; what was not published when it ends is deleted. Its user holds `Shelf.shared`, and for planes has called `Shelf.require`.
 
-    def __init__(self, root: Root) -> None:
+    With a ``gauge`` every file is counted before it is written, and taken back from the count when it is deleted.
+    """
+
+    def __init__(self, root: Root, codec: Codec = "raw", gauge: Gauge | None = None) -> None:
         self._root = root
+        self._gauge = gauge
+        self._codec = CODECS[codec]
         self._objects = Objects(root)
         self._files: dict[ContentDigest, tuple[str, int]] = {}
 
@@ -42,25 +48,40 @@ class Staging:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for path, _size in self._files.values():
+        for path, size in self._files.values():
             with contextlib.suppress(OSError):
                 self._root.discard(path)
+                if self._gauge is not None:
+                    self._gauge.release(size)
+
+    @property
+    def bytes(self) -> int:
+        """Of the files that wait to be published."""
+        return sum(size for _, size in self._files.values())
 
     def add(self, batch: Sequence[Rows]) -> list[ContentDigest]:
         """Stages those objects that the store does not have, synced when this returns; the names of all, in order.
 
-        A file of another length is not the object (somebody cut it): it is written again. `InputInvalid` where rows are not what
-        their known name says.
+        A file that is not complete is not the object (somebody cut it): it is written again. `InputInvalid` where rows are not what
+        their known name says. `NoRoom`, with the bytes of all of them, when some don't fit: the rest is hashed then, and not written.
         """
         names: list[ContentDigest] = []
+        unfit: dict[ContentDigest, int] = {}
         with Unsettled() as unsettled, contextlib.closing(_hashed_ahead(batch)) as hashed:
             for rows, name in zip(batch, hashed, strict=True):
                 names.append(name)
                 length = sum(part.nbytes for part in rows.parts)
-                if name not in self._files and self._objects.size(name) != HEADER + length:
+                if name not in self._files and not self._objects.complete(name, length):
                     path = f"tmp/{os.getpid():x}-{secrets.token_hex(8)}"
-                    unsettled.add(self._root.create(path, [object_header(name, length), *rows.parts]))
-                    self._files[name] = (path, HEADER + length)
+                    parts = encode_object(name, rows.parts, self._codec)
+                    size = sum(len(part) for part in parts)
+                    if self._gauge is not None and (unfit or not self._gauge.charge(size)):
+                        unfit[name] = size
+                        continue
+                    unsettled.add(self._root.create(path, parts))
+                    self._files[name] = (path, size)
+        if unfit:
+            raise NoRoom(self.bytes + sum(unfit.values()))
         return names
 
     def has(self, name: ContentDigest) -> bool:

@@ -9,57 +9,48 @@ from __future__ import annotations
 import errno
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
-from .codec import HEADER, encode_snapshot, object_header
+from .codec import Codec, encode_snapshot, object_header
 from .digest import ContentDigest, SnapshotDigest, root_key
 from .disk import below
-from .errors import InputInvalid, ObjectCorrupt, ObjectMissing, SnapshotMissing
+from .errors import InputInvalid, ObjectCorrupt, ObjectMissing, SnapshotMissing, StoreBusy
 from .files import Buffer, Pending
+from .gauge import Gauge
 from .identity import Identity
 from .index import Index, damaged, refusal
 from .items import Item
 from .layout import BLOCK, Layout, Rows, block_span, blocks_of
 from .loss import lost_object, not_covered
 from .match import Match, match_items
-from .objects import Objects
+from .mounts import network_file_system
+from .objects import Decoding, Objects
+from .quota import Quota, records_bytes
+from .records import conflict
+from .saving import NOTHING_SAVED, Contents, Expected, Saved, beginning, held_places, made_snapshot, require_name
 from .search import Behind, Query, search
 from .shelf import Shelf
 from .snapshot import Coverage, Lineage, Link, Receipt, Snapshot, runs_of
 from .staging import Rows as StagedRows
 from .staging import Staging
 
-Contents = tuple[ContentDigest, ...]
 _T = TypeVar("_T")
+FileSystem = Callable[[Path], str | None]
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """What `Store.save` published. ``snapshot`` is None (and so ``digest``) when an unnamed save was dropped whole.
-
-    ``dropped_from``: the first block that an unnamed save left out because its tokens are here with other bytes.
-    ``written_bytes`` counts object files with their headers; objects that were here already cost nothing.
-    """
-
-    digest: SnapshotDigest | None
-    snapshot: Snapshot | None = field(repr=False)
-    coverage: Coverage | None = field(repr=False)
-    written_objects: int
-    written_bytes: int
-    dropped_from: int | None
 
 
 class Store:
     """A content-addressed store of KV. One instance serves one thread; any number of processes may share a folder."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: Shelf, *, network: FileSystem = network_file_system) -> None:
+        """``network``: says on which network file system a folder lies, if it does. There the index is held in memory."""
         self.shelf = shelf
+        self._network = network
         self._index: Index | None = None
         self._memory: Index | None = None
+        self.quota = Quota(shelf, self)
 
     @classmethod
     def open(cls, path: Path, *, create: bool = True) -> Self:
@@ -95,68 +86,74 @@ class Store:
         model: str = "",
         covered: Sequence[int] | None = None,
         known: Sequence[Contents] = (),
+        expect: Expected = "anything",
+        codec: Codec = "raw",
     ) -> Saved:
         """Publishes the KV of ``items`` durably, under ``name`` if given (moving the name if it is taken).
+
+        ``expect``: where the name must stand (`standing`), else `RefConflict`, mostly before anything is written.
 
         ``rows`` holds rows ``[covered[g], len(items))`` of each group g (all by default); they are only read, and
         nobody may write to them meanwhile. ``lineage`` says per block who computed it. ``known`` are the contents of leading full
         blocks that are unchanged since they were loaded or saved: they are neither hashed nor written again where the store has them, and only they may lie below
         ``covered``. Of the others, an object that is here already is read, and written again if it is damaged; so is a damaged
-        ref of the name. When it returns the snapshot survives power loss; when it raises no reader sees a part of one: the name
-        is where it was, and at most the whole snapshot is here as unnamed cache.
+        ref of the name. New objects are written raw, the fast way, or as ``planes``, the small one. When it returns the snapshot survives power loss; when it raises no reader sees a part of one: the name
+        is where it was, and at most the whole snapshot is here as unnamed cache. In a store with a quota that it would exceed, unnamed
+        snapshots are evicted first; `StoreFull` where that isn't enough.
         """
-        first = tuple(covered) if covered is not None else (0,) * len(layout.groups)
-        expect = None
-        with self.shelf.shared(), Staging(self.shelf.root) as staging:
-            if name is not None:
-                expect = self.shelf.records.standing(name)
-            contents = self._contents(layout, items, rows, first, known, staging)
-            snapshot = _snapshot(layout, identity, items, namespace, contents, lineage, pending, head, receipt, model)
-            dropped = None if name is not None else self._fork(snapshot)
-            if dropped is not None:
-                if dropped == 0:
-                    return Saved(None, None, None, 0, 0, 0)
-                snapshot = _snapshot(
-                    layout, identity, items[: dropped * BLOCK], namespace, contents[:dropped], lineage[:dropped],
-                    None, None, None, model,
+        require_name(name, expect)
+        held = held_places(layout, len(items), covered, known)
+        if codec == "planes":
+            self.shelf.require("planes")
+
+        def write(gauge: Gauge | None) -> Saved:
+            before: SnapshotDigest | None = None
+            with self.shelf.shared(), Staging(self.shelf.root, codec, gauge) as staging:
+                if name is not None:
+                    before = self.shelf.records.standing(name)
+                    if expect != "anything" and before != expect:
+                        raise conflict(name, expect, before)
+                contents = self._contents(layout, items, rows, held, known, staging)
+                snapshot = made_snapshot(
+                    layout, identity, items, namespace, contents, lineage, pending, head, receipt, model
                 )  # fmt: skip
-            coverage, places = self._present(snapshot, staging)
-            hits = {(b, g) for b, g in places if b >= len(known)}
-            self.shelf.root.sync_all(self._unsettled(snapshot, hits))
-            count, written = staging.publish({content for block in snapshot.blocks for content in block})
-            healed = self._heal(snapshot, rows, hits)
-            coverage = self.publish(snapshot, coverage)
-            if name is not None:
-                self.shelf.records.move_ref(name, expect, coverage.snapshot)
-        return Saved(coverage.snapshot, snapshot, coverage, count + len(healed), written + sum(healed), dropped)
+                dropped = None if name is not None else self._fork(snapshot)
+                if dropped == 0:
+                    return NOTHING_SAVED
+                if dropped is not None:
+                    snapshot = beginning(snapshot, dropped)
+                coverage, places = self._present(snapshot, staging)
+                hits = {(b, g) for b, g in places if b >= len(known)}
+                if gauge is not None:
+                    gauge.require(records_bytes(snapshot, coverage), more=staging.bytes)
+                self.shelf.root.sync_all(self._unsettled(snapshot, hits))
+                count, written = staging.publish({content for block in snapshot.blocks for content in block})
+                healed = self._heal(snapshot, rows, hits)
+                coverage = self._publish(snapshot, coverage)
+                if name is not None:
+                    self.shelf.records.move_ref(name, before, coverage.snapshot)
+            return Saved(coverage.snapshot, snapshot, coverage, count + len(healed), written + sum(healed), dropped)
+
+        return self.quota.within(write)
 
     def _contents(
         self,
         layout: Layout,
         items: Sequence[Item],
         rows: Rows,
-        first: Sequence[int],
+        held: set[tuple[int, int]],
         known: Sequence[Contents],
         staging: Staging,
     ) -> list[Contents]:
         """Per block the digests of its groups. Objects that ``rows`` holds and the store lacks are staged."""
         count, groups = blocks_of(len(items)), range(len(layout.groups))
-        if len(known) > len(items) // BLOCK:
-            raise InputInvalid(f"known: expected at most {len(items) // BLOCK} full blocks, found {len(known)}")
         places = [(b, g) for b in range(count) for g in groups]
-        held = {(b, g) for b, g in places if b * BLOCK >= first[g]}
-        lost = [(b, g) for b, g in places if b >= len(known) and (b, g) not in held]
-        if lost:
-            raise InputInvalid(
-                f"rows: expected rows from token {lost[0][0] * BLOCK} of group {layout.groups[lost[0][1]].name}, "
-                f"found rows from token {first[lost[0][1]]} on and no known digest for that block"
-            )
         # A known block is not read where its object is here already.
         absent = {
             (b, g)
             for b, block in enumerate(known)
             for g in groups
-            if (b, g) in held and self.shelf.objects.size(block[g]) != HEADER + BLOCK * layout.row_bytes(g)
+            if (b, g) in held and not self.shelf.objects.complete(block[g], BLOCK * layout.row_bytes(g))
         }
         todo = [(b, g) for b, g in places if b >= len(known) or (b, g) in absent]
         names = staging.add(
@@ -176,7 +173,7 @@ class Store:
             for g, content in enumerate(block):
                 if staging.has(content):
                     present[g].add(b)
-                elif self.shelf.objects.size(content) == HEADER + snapshot.object_bytes(b, g):
+                elif self.shelf.objects.complete(content, snapshot.object_bytes(b, g)):
                     present[g].add(b)
                     hits.add((b, g))
         digest, _ = encode_snapshot(snapshot)
@@ -214,10 +211,17 @@ class Store:
         return self.indexed(run)
 
     def publish(self, snapshot: Snapshot, coverage: Coverage) -> Coverage:
-        """Publishes a manifest whose covered objects are here, and enters it in the index. Holds `Shelf.shared`.
+        """Publishes a manifest whose covered objects are here, and enters it in the index. The caller holds `Shelf.shared`.
 
-        Returns the coverage that now holds: joined with what was promised before.
+        Returns the coverage that now holds: joined with what was promised before. Counts for a quota, and is never refused for one.
         """
+        gauge = self.quota.gauge()
+        if gauge is not None:
+            gauge.add(records_bytes(snapshot, coverage))
+        return self._publish(snapshot, coverage)
+
+    def _publish(self, snapshot: Snapshot, coverage: Coverage) -> Coverage:
+        """As `publish`, of what is counted already."""
 
         def run(index: Index) -> Coverage:
             with index.writing(), self.shelf.records.locked_snapshots():
@@ -259,22 +263,44 @@ class Store:
         shorter, damaged ones don't). A store that can only be read is searched too. The longest usable wins, then one of ``lineage`` (of the few most recent), then the most recently used. Exact to
         the token: part of a block serves as well as a block. ``head`` is the asker's head digest, for the pending token of an exact
         hit. A damaged snapshot is passed over if another serves, and ``Match.reason`` names it; else its `Corrupt` error is raised.
+        Counted, for `kvferry stats store`, and a use of the snapshot: `look` is neither.
         """
-        query = Query(layout, root_key(identity.digest, layout.digest, namespace), items, head, lineage)
+        query = Query(layout, root_key(identity.digest, layout.digest, namespace), tuple(items), head, lineage)
 
+        def note(index: Index, match: Match | None) -> None:
+            found = None if match is None else (match.digest, match.n)
+            index.note(identity.digest, namespace, len(items), found)
+
+        return self._answered(query, note)
+
+    def look(
+        self, layout: Layout, identity: Identity, items: Sequence[Item], *, namespace: str, head: str | None = None
+    ) -> Match | None:
+        """What `find` would answer, for somebody who is only curious."""
+        query = Query(layout, root_key(identity.digest, layout.digest, namespace), tuple(items), head, None)
+        return self._answered(query, lambda _index, _match: None)
+
+    def answer(self, query: Query) -> Match | None:
+        """As `look`, for an asker of whose identity only the root key is known."""
+        return self._answered(query, lambda _index, _match: None)
+
+    def _answered(self, query: Query, note: Callable[[Index, Match | None], None]) -> Match | None:
         def run(index: Index, strict: bool = True) -> Match | None:
             match = search(self.shelf, index, query, strict=strict)
-            if match is not None:
-                index.touch(match.digest)
+            note(index, match)
             return match
 
         # Files may have been taken away behind the index; or it contradicts itself.
-        for cure in (partial(self._searched, Index.catch_up), self._renew_index):
+        for cure in (partial(self.searched, Index.catch_up), self._renew_index):
             try:
-                return self._searched(run)
+                return self.searched(run)
             except Behind:
                 cure()
-        return self._searched(partial(run, strict=False))
+        return self.searched(partial(run, strict=False))
+
+    def standing(self, name: str) -> SnapshotDigest | None:
+        """Where a name stands, for ``expect`` of `save`; None where there is none, or where its file is damaged and says nothing."""
+        return self.shelf.records.standing(name)
 
     def resolve(self, name: str) -> SnapshotDigest:
         """The snapshot of a name, or of 64 hex digits. `SnapshotMissing`."""
@@ -316,12 +342,14 @@ class Store:
         snapshot, objects, places = match.snapshot, Objects(self.shelf.root), match.objects()
         names = [snapshot.blocks[block][group] for block, group in places]
         total = 0
-        with self.shelf.reading(), objects.opened(names) as files:
+        with self.shelf.reading(), Decoding() as decoding, objects.opened(names) as files:
             for name, (block, group), fd in zip(names, places, files, strict=True):
                 length = snapshot.object_bytes(block, group)
                 start, stop = block_span(block, snapshot.tokens)
                 targets = into.spans(group, start, min(stop, match.runs[group][1]))
-                objects.read_into(fd, name, _whole(targets, length // len(targets)))
+                rest = objects.take(fd, name, _whole(targets, length // len(targets)))
+                if rest is not None:
+                    decoding.add(rest)
                 total += length
         return total
 
@@ -336,24 +364,28 @@ class Store:
             with below(self.shelf.path):
                 try:
                     return run(self._opened())
-                except sqlite3.DatabaseError as error:
-                    if not damaged(error):
+                except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # its message quotes a damaged schema
+                    if isinstance(error, sqlite3.Error) and not damaged(error):
                         raise
                 self._discard_index()
                 return run(self._opened())
         except sqlite3.OperationalError as error:
             raise refusal(error, self.shelf.path) from error
 
-    def _searched(self, run: Callable[[Index], _T]) -> _T:
-        """As `indexed`, for a query. A store that can only be read gets an index in memory, read from its files once."""
+    def searched(self, run: Callable[[Index], _T]) -> _T:
+        """As `indexed`, for a query. A store that can only be read, or whose index is held for too long, gets one in memory, made from its files."""
         if self._memory is None:
             try:
                 return self.indexed(run)
             except OSError as error:
                 if error.errno not in _READ_ONLY:
                     raise
+            except StoreBusy:  # somebody sleeps while he writes to the index, which is behind
+                pass
             self._close_index()
             self._memory = Index.in_memory(self.shelf)
+        else:
+            self._memory.refresh()
         return run(self._memory)
 
     def _renew_index(self) -> None:
@@ -368,35 +400,21 @@ class Store:
 
     def _opened(self) -> Index:
         if self._index is None:
-            self._index = Index.open(self.shelf)
+            local = self._network(self.shelf.path) is None
+            self._index = Index.open(self.shelf) if local else Index.in_memory(self.shelf)
+        elif not self._index.kept:
+            self._index.refresh()
         return self._index
 
     def _discard_index(self) -> None:
         self._close_index()
-        Index.discard(self.shelf)
+        if self._network(self.shelf.path) is None:
+            Index.discard(self.shelf)
 
     def _close_index(self) -> None:
         if self._index is not None:
             self._index.close()
             self._index = None
-
-
-def _snapshot(
-    layout: Layout,
-    identity: Identity,
-    items: Sequence[Item],
-    namespace: str,
-    contents: Sequence[Contents],
-    lineage: Sequence[Lineage],
-    pending: int | None,
-    head: str | None,
-    receipt: Receipt | None,
-    model: str,
-) -> Snapshot:
-    table = tuple(dict.fromkeys(lineage))
-    places = tuple(table.index(one) for one in lineage)
-    snapshot = Snapshot(identity, layout, namespace, tuple(items), tuple(contents), table, places, model=model)
-    return replace(snapshot, pending=pending, head=None if pending is None else head, receipt=receipt)
 
 
 def _whole(targets: Sequence[memoryview], stride: int) -> Sequence[memoryview]:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from .digest import SnapshotDigest
-from .errors import Corrupt, FormatTooNew, SnapshotMissing, StoreCorrupt
-from .files import Root
-from .store import Store
+from .errors import Corrupt, FormatTooNew, SnapshotMissing
+from .gauge import tree_bytes
+from .shelf import Shelf
+
+_FOLDERS = ("snapshots", "refs")
+_HIDDEN = ("tmp", "quarantine", "trash")
+_INDEX = tuple(f"index.sqlite{end}" for end in ("", "-wal", "-shm"))
+
+
+class Shelved(Protocol):
+    """A store, of which only the files matter."""
+
+    @property
+    def shelf(self) -> Shelf: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,9 @@ class Usage:
     def bytes(self) -> int:
         return sum(n for _, n in self.parts)
 
+    def part(self, name: str) -> int:
+        return dict(self.parts)[name]
+
     def value(self) -> dict[str, Any]:
         """Plain values, for JSON. ``name``: None for a snapshot without one."""
         return {
@@ -47,7 +61,7 @@ class Usage:
         }
 
 
-def usage(store: Store) -> Usage:
+def usage(store: Shelved) -> Usage:
     """What takes the space. Changes nothing; damaged refs and manifests are passed over."""
     root, records = store.shelf.root, store.shelf.records
     sizes = {name.raw: store.shelf.objects.size(name) or 0 for name in store.shelf.objects.names()}
@@ -73,19 +87,9 @@ def usage(store: Store) -> Usage:
         files = (root.size(f"snapshots/{digest}") or 0) + (root.size(f"snapshots/{digest}.cov") or 0)
         snapshots.append(SnapshotUsage(digest, tuple(sorted(labels.get(digest, ()))), own + files, shared))
     snapshots.sort(key=lambda s: (not s.names, s.names, s.digest))
-    parts = [("objects", sum(sizes.values()))]
-    parts += [(folder, tree_bytes(root, folder)) for folder in ("snapshots", "refs")]
-    parts.append(("index", sum(root.size(f"index.sqlite{end}") or 0 for end in ("", "-wal", "-shm"))))
-    parts += [(folder, tree_bytes(root, folder)) for folder in ("tmp", "quarantine", "trash")]
+    parts = [(folder, tree_bytes(root, folder)) for folder in ("objects", *_FOLDERS)]
+    parts.append(("index", sum(tree_bytes(root, name) for name in _INDEX)))
+    parts += [(folder, tree_bytes(root, folder)) for folder in _HIDDEN]
+    known = {"objects", *_FOLDERS, *_HIDDEN, *_INDEX}
+    parts.append(("other", sum(tree_bytes(root, name) for name in root.names("") if name not in known)))
     return Usage(tuple(parts), tuple(snapshots), tuple(unreadable))
-
-
-def tree_bytes(root: Root, path: str) -> int:
-    """Bytes of a file, or of the files in a folder; links count nothing and are not followed."""
-    size = root.size(path)
-    if size is not None:
-        return size
-    try:
-        return sum(tree_bytes(root, f"{path}/{name}") for name in root.names(path))
-    except StoreCorrupt:
-        return 0

@@ -37,6 +37,11 @@ def bundle() -> None:
 )
 @click.option("--sidecars", type=click.Choice(["int8", "fp16"]), help="Gemma 4: form of the embedding tables (int8).")
 @click.option(
+    "--margins",
+    is_flag=True,
+    help="Gemma 4: heads that also say how clear each choice was, for --verify margin; a function more than the published shape has.",
+)
+@click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), help="Weights of the tiny models, which are random (default: 0)."
 )
 @common_options
@@ -47,6 +52,7 @@ def build(
     weights: Literal["pal6", "int8", "fp16"] | None,
     verify_head: Literal["same", "pal6"] | None,
     sidecars: Literal["int8", "fp16"] | None,
+    margins: bool,
     seed: int | None,
 ) -> None:
     """Build the bundle NAME (gemma3-270m, smollm2, tiny, tiny-gemma4 or tiny-llama), or one from a local model file (--from), into DIR.
@@ -66,8 +72,8 @@ def build(
         raise click.UsageError(f"--seed is for the tiny models; {source or words[0]} has weights of its own.")
     name = words[0] if source is None or len(words) == 2 else None
     out = Path(words[-1]) if len(words) == 2 or source is not None else cache_folder() / "bundles" / words[0]
-    asked = weights or verify_head or sidecars
-    packing = Packing(weights or "pal6", verify_head or "same", sidecars or "int8") if asked else None
+    asked = weights or verify_head or sidecars or margins
+    packing = Packing(weights or "pal6", verify_head or "same", sidecars or "int8", margins) if asked else None
     needs = estimate_build(name, source=source, packing=packing)
     click.echo(
         f"The bundle takes about {size_text(needs.bundle)} on disk ({size_text(needs.temporary)} more while it is built) and "

@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
 
+from kvstore.backend import Backend
 from kvstore.digest import SnapshotDigest
 from kvstore.errors import InputInvalid, KVError, NotCovered, RefConflict
 from kvstore.items import Item, common_prefix
-from kvstore.store import Saved, Store
+from kvstore.saving import Saved
 
 from .chat_turns import Turn, Writing
 from .reports import MARGIN, Finish, Generation, Restored
 from .session import Session
+from .speculation import SpeculationStats
 
 ReplyFinish = Finish | Literal["cancelled", "error"]
 Generate = Callable[[int, Callable[[int], None]], Generation]
@@ -34,7 +36,7 @@ class Reply:
     ``taken``: whether the message, with what was replied, is in the conversation now. It is not where the context has no room for it, where
     Ctrl-C came before the first token, and after an ``error``; then the conversation is as before. ``reused``: tokens whose KV was there;
     ``fed``: those that were computed before the reply began. ``token_seconds``: of each generated token. ``saved``: None where there is no name, or
-    where ``unsaved`` says why not. ``notice``: for people, what they can do.
+    where ``unsaved`` says why not. ``notice``: for people, what they can do. ``speculation``: as the generation says; None also where Ctrl-C ended it.
     """
 
     text: str
@@ -50,6 +52,7 @@ class Reply:
     unsaved: BaseException | None = None
     error: Exception | None = None
     notice: str | None = None
+    speculation: SpeculationStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class Conversation:
     """Not thread-safe. Uses, and does not close, the session and the store."""
 
     def __init__(
-        self, session: Session, store: Store | None = None, *, system: str = "", generate: Generate | None = None
+        self, session: Session, store: Backend | None = None, *, system: str = "", generate: Generate | None = None
     ) -> None:
         """An empty one over an empty session. ``store``: the session's, for `save`. ``system``: empty for none. ``generate``: what makes a reply,
         by default `Session.generate`."""
@@ -108,7 +111,7 @@ class Conversation:
 
     @classmethod
     def resume(
-        cls, session: Session, store: Store, name: str, *, system: str | None = None, generate: Generate | None = None
+        cls, session: Session, store: Backend, name: str, *, system: str | None = None, generate: Generate | None = None
     ) -> tuple[Conversation, Restored, SystemChange | None]:
         """The conversation of the snapshot ``name``, to be saved under that name. Its turns are read from its tokens.
 
@@ -123,7 +126,7 @@ class Conversation:
         made._said = any(turn.role == "user" for turn in turns)
         made._system = own if system is None else system
         made._again = restored.n - restored.reused_tokens
-        if store.shelf.records.ref(name) is not None:  # else it is a digest
+        if store.standing(name) is not None:  # else it is a digest
             made._name, made._standing = name, restored.match.digest
         change = made._change(held) if made._said and made._system != own else None
         if made._said:
@@ -159,12 +162,18 @@ class Conversation:
         """Positions left for a message and its markers, so that a reply can begin."""
         return max(0, self._most - len(self._tokens))
 
-    def say(self, text: str, n: int = 256, on_text: Callable[[str], None] | None = None) -> Reply:
+    def say(
+        self,
+        text: str,
+        n: int = 256,
+        on_text: Callable[[str], None] | None = None,
+        on_fed: Callable[[int, int], None] | None = None,
+    ) -> Reply:
         """The reply to ``text``: up to ``n`` tokens, whole characters passed to ``on_text`` as they come. Saved, where there is a name.
 
         Ctrl-C ends the reply, and what was said of it stays (``cancelled``). Any error of the engine, the store or the tokenizer is
         answered (``error``), and the conversation is as before the turn. Errors of ``on_text`` are raised; then it is as before, too, but for the last
-        piece of a reply, which comes when the turn is over.
+        piece of a reply, which comes when the turn is over. ``on_fed``: called with (tokens fed, of how many) after each step before the reply.
         """
         before = self._tokens
         reused, fed, feed_seconds = 0, 0, 0.0
@@ -188,18 +197,19 @@ class Conversation:
             show(piece)
 
         finish: ReplyFinish = "cancelled"
+        speculation: SpeculationStats | None = None
         start: int | None = None  # of the reply
         began = perf_counter()
         try:
             asked = before + self._encoded(text)
             if len(asked) > self._most:
                 return self._no_room(len(asked) - len(before))
-            reused = self._hold(asked)
+            reused = self._hold(asked, on_fed)
             start = len(asked)
             fed, feed_seconds = start - reused, perf_counter() - began
             given.last = perf_counter()
             made = self._generate(n, give)
-            finish, given.seconds = made.finish, list(made.seconds)
+            finish, given.seconds, speculation = made.finish, list(made.seconds), made.speculation
         except KeyboardInterrupt:
             pass
         except Exception as error:
@@ -224,7 +234,8 @@ class Conversation:
         saved, save_seconds, unsaved = self._keep()
         notice = f"The context is full: the reply ends here. {self._way_on()}" if finish == "contextFull" else None
         return Reply(
-            self._text(said), said, finish, True, reused, fed, feed_seconds, seconds, saved, save_seconds, unsaved, notice=notice
+            self._text(said), said, finish, True, reused, fed, feed_seconds, seconds, saved, save_seconds, unsaved, notice=notice,
+            speculation=speculation,
         )  # fmt: skip
 
     def save(self, name: str | None = None) -> Saved:
@@ -238,9 +249,9 @@ class Conversation:
             raise InputInvalid("save: expected a name and a store, found none. Give the conversation both.")
         if not self._tokens:
             raise InputInvalid("save: expected at least one turn, found none. Say something first.")
-        self._require_own(self._store, target)
+        before = self._require_own(self._store, target)
         self._hold(self._tokens)
-        saved = self._session.save(target)
+        saved = self._session.save(target, expect=before)
         self._name, self._standing = target, saved.digest
         return saved
 
@@ -266,17 +277,17 @@ class Conversation:
         system = None if self._said else self._system
         return tuple(self._writing.user(text, system=system, first=not self._tokens, after_reply=self._answered))
 
-    def _hold(self, asked: tuple[Item, ...]) -> int:
+    def _hold(self, asked: tuple[Item, ...], on_fed: Callable[[int, int], None] | None = None) -> int:
         """Have the session hold exactly ``asked``; how many of its tokens were reused."""
         session = self._session
         held = session.position
         if held and session.items == asked[:held]:
             reused, self._again = held - self._again, 0
             if held < len(asked):
-                session.feed(self._ids(asked, held))
+                session.feed(self._ids(asked, held), on_fed)
             return reused
         self._again = 0
-        return session.prompt(self._ids(asked, 0)).reused
+        return session.prompt(self._ids(asked, 0), on_fed).reused
 
     def _ids(self, items: tuple[Item, ...], start: int) -> list[int]:
         ids = [item for item in items[start:] if isinstance(item, int)]
@@ -322,12 +333,12 @@ class Conversation:
         except (Exception, KeyboardInterrupt) as error:
             return None, 0.0, error
 
-    def _require_own(self, store: Store, name: str) -> None:
-        """Before it is moved: a name that another process moved in the meantime stands for turns that are not here."""
-        found = store.shelf.records.standing(name)
+    def _require_own(self, store: Backend, name: str) -> SnapshotDigest | None:
+        """Where a name stands that may be moved: one that another process moved in the meantime stands for turns that are not here."""
+        found = store.standing(name)
         mine = self._standing if name == self._name else None
         if found is None or found == mine:
-            return
+            return found
         if mine is not None:
             raise RefConflict(
                 f"name {name!r}: expected {mine}, which this conversation was saved as, found {found}: somebody else moved it. `/save OTHER` "

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import click
 
-from kvstore.cli import Label, Settings, common_options, note
+from kvstore.cli import Label, Settings, common_options, note, progress
 from kvstore.errors import InputInvalid, KVError, SnapshotMissing
 from kvstore.store import Store
 
@@ -19,7 +19,9 @@ from .chat import Conversation, Reply, SystemChange, problem
 from .metrics.journal import Journal
 from .metrics_option import metrics_option
 from .opening import Opened, model_options, note_makers, open_model
-from .reports import Restored
+from .reports import Generation, Restored
+from .speculation import Asked, Choice, Speculation, SpeculationStats, Verify
+from .speculation_options import as_json, chosen, speculation_options
 
 HELP = """\
 /help        this
@@ -41,6 +43,7 @@ SHOWN = 3
 @click.option("--system", metavar="TEXT", help="What the model is told before the first message; empty: nothing.")
 @click.option("-n", "count", type=click.IntRange(1), default=256, show_default=True, help="Tokens of a reply, at most.")
 @click.option("--decode-only", is_flag=True, help="Refuse to load anything but decode, as on a small device.")
+@speculation_options
 @metrics_option
 @model_options
 @common_options
@@ -51,6 +54,10 @@ def chat(
     system: str | None,
     count: int,
     decode_only: bool,
+    speculate: Asked,
+    verify: Verify,
+    threshold: float | None,
+    allow_verify: bool,
     journal: Journal,
     **model: Any,
 ) -> None:
@@ -63,13 +70,27 @@ def chat(
         raise SnapshotMissing(f"no snapshot named {resume!r}: there is no store at {settings.store}.", label=resume)
     opened = open_model(**model)
     journal.opened(opened.bundle, opened.engine)
+    how, choice = chosen(
+        opened.bundle.config,
+        decode_only=decode_only,
+        speculate=speculate,
+        verify=verify,
+        threshold=threshold,
+        allow_verify=allow_verify,
+    )
     with Store.open(settings.store) as store:
-        session = opened.session(store, decode_only=decode_only)
+        session = opened.session(store, decode_only=decode_only, allow_verify=allow_verify)
+
+        def generate(n: int, on_token: Callable[[int], None]) -> Generation:
+            return session.generate(n, on_token, speculate=how)
+
         if resume is None:
-            conversation = Conversation(session, store, system=system or "")
+            conversation = Conversation(session, store, system=system or "", generate=generate)
         else:
             journal.enter("restore")
-            conversation, restored, change = Conversation.resume(session, store, resume, system=system)
+            conversation, restored, change = Conversation.resume(
+                session, store, resume, system=system, generate=generate
+            )
             journal.restored(restored)
             _note_resumed(resume, name, conversation, restored, change, opened)
         if name is not None:
@@ -78,7 +99,7 @@ def chat(
             note(
                 f"{opened.bundle.config.name} has no markers of turns in its manifest: texts follow each other as they are."
             )
-        code = _Talk(settings, conversation, count, journal).run()
+        code = _Talk(settings, conversation, count, journal, (how, choice)).run()
     if code:
         raise click.exceptions.Exit(code)
 
@@ -111,13 +132,22 @@ def _note_resumed(
 class _Talk:
     """Reads messages and commands until /quit or the end; data to stdout, talk to stderr."""
 
-    def __init__(self, settings: Settings, conversation: Conversation, count: int, journal: Journal) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        conversation: Conversation,
+        count: int,
+        journal: Journal,
+        speculation: tuple[Speculation | None, Choice],
+    ) -> None:
         self._settings = settings
         self._journal = journal
         self._conversation = conversation
         self._count = count
         self._turns = sum(turn.role == "user" for turn in conversation.turns)
         self._code = 0
+        self._speculation = speculation
+        self._refusal: str | None = None
 
     def run(self) -> int:
         """The exit code: of a script, that of the first turn that failed."""
@@ -141,9 +171,10 @@ class _Talk:
 
     def _turn(self, text: str) -> None:
         as_json = self._settings.json
-        reply = self._conversation.say(
-            text, self._count, None if as_json else lambda piece: click.echo(piece, nl=False)
-        )
+        with _Feeding() as fed:
+            reply = self._conversation.say(
+                text, self._count, None if as_json else lambda piece: click.echo(piece, nl=False), fed
+            )
         self._turns += reply.taken
         self._record(reply)
         if reply.error is not None and not self._code:
@@ -174,14 +205,21 @@ class _Talk:
             seconds = sum(reply.token_seconds)
             note(
                 f"{reply.reused:,} reused, {reply.fed:,} fed in {reply.feed_seconds:.2f} s; {len(reply.token_seconds):,} tokens in "
-                f"{seconds:.2f} s ({reply.finish})"
+                f"{seconds:.2f} s ({reply.finish}){_rounds(reply.speculation)}"
             )
+        self._note_refusal(reply.speculation)
         if reply.notice is not None:
             note(reply.notice)
         if reply.unsaved is not None:
             note(
                 f"not saved: {problem(reply.unsaved)}. What was saved before is kept; the next turn or /save saves this one too."
             )
+
+    def _note_refusal(self, stats: SpeculationStats | None) -> None:
+        """Once: it is the same in every turn."""
+        if stats is not None and stats.refusal is not None and stats.refusal != self._refusal:
+            self._refusal = stats.refusal
+            note(f"decoded without speculation: {stats.refusal}")
 
     def _value(self, reply: Reply) -> dict[str, Any]:
         conversation, saved = self._conversation, reply.saved
@@ -197,6 +235,7 @@ class _Talk:
             "reused_tokens": reply.reused,
             "fed_tokens": reply.fed,
             "feed_seconds": reply.feed_seconds,
+            "speculation": as_json(reply.speculation, *self._speculation),
             "token_seconds": statistics.median(reply.token_seconds[1:]) if len(reply.token_seconds) > 1 else None,
             "name": conversation.name,
             "saved": None if saved is None or saved.digest is None else saved.digest.hex,
@@ -275,6 +314,37 @@ class _Talk:
             f"here: {_turns(totals.turns)}, {totals.reused:,} tokens reused, {totals.fed:,} fed in {totals.feed_seconds:.2f} s, "
             f"{totals.generated:,} generated{rate}."
         )
+
+
+class _Feeding:
+    """Progress of what is fed before a reply, on stderr; there is a bar only once there is something to feed, and it is gone before the reply begins."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._advance: Callable[[float], None] | None = None
+        self._before = 0
+
+    def __enter__(self) -> _Feeding:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._advance is None:
+            self._advance = self._stack.enter_context(progress("Prefilling", total, "tokens"))
+        self._advance(done - self._before)
+        self._before = done
+        if done == total:
+            self._stack.close()
+
+
+def _rounds(stats: SpeculationStats | None) -> str:
+    """Of a turn with rounds of speculation, for people."""
+    if stats is None or not stats.rounds:
+        return ""
+    rounds = "1 round" if stats.rounds == 1 else f"{stats.rounds:,} rounds"
+    return f"; {rounds}, {stats.accepted:,} of {stats.drafted:,} drafts accepted"
 
 
 def _turns(count: int) -> str:

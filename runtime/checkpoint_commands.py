@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import click
 
@@ -159,6 +160,24 @@ def import_(settings: Settings, folder: Path, given: str, name: str | None, name
             f"{label}: {len(made.checkpoint.tokens)} tokens, {size_text(made.bytes)} read, {size_text(saved.written_bytes)} written"
         ),
     )
+
+
+def take_in(path: Path, folder: Path, given: str) -> dict[str, Any]:
+    """Saves the checkpoint in ``folder`` under the folder's name in the store at ``path``; what `kvferry watch` tells of it. Errors as `import`."""
+    opened = open_bundle(given)
+    label = check_label(folder.absolute().name)
+    with Store.open(path) as store:
+        made = import_checkpoint(
+            store,
+            folder,
+            bundle=app_bundle(opened),
+            namespace=DEFAULT_NAMESPACE,
+            name=label,
+            model=opened.config.name,
+            progress=lambda amount: None,
+        )
+    assert made.saved.digest is not None
+    return {"name": label, "snapshot": made.saved.digest.hex, "tokens": len(made.checkpoint.tokens)}
 
 
 def commands() -> dict[str, click.Command]:

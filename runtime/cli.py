@@ -12,10 +12,14 @@ import click
 from kvstore.cli import Label, Settings, common_options, note, note_damaged, waiting
 from kvstore.digest import SnapshotDigest
 from kvstore.errors import InputInvalid, KVError, SnapshotMissing
+from kvstore.explain import nearest
+from kvstore.match import Match
 from kvstore.plaintext import size_text
 from kvstore.store import Store
 
+from .bundle import Bundle
 from .bundle_commands import bundle
+from .explaining import explanation, explanation_text
 from .ledgers import Gauge, Stats
 from .metrics.journal import Journal
 from .metrics_option import metrics_option
@@ -277,32 +281,37 @@ def note_moved(name: str, before: SnapshotDigest | None, now: SnapshotDigest | N
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True))
 @click.option("--tokens", type=click.IntRange(1), help="Only the first N tokens of the text.")
+@click.option("--explain", is_flag=True, help="Also show the nearest snapshot, whosever it is: where it parts from the text, and why it serves no further.")  # fmt: skip
 @model_options
 @common_options
-def find(settings: Settings, file: Path, tokens: int | None, **model: Any) -> None:
+def find(settings: Settings, file: Path, tokens: int | None, explain: bool, **model: Any) -> None:
     """Say how much of FILE's text the store already has, and where it first differs. FILE as for prefill; the store may be read-only."""
     opened = open_model(**model)
     ids = read_tokens(opened.bundle, file, tokens, fitting=False)
-    match = None
+    bundle = opened.bundle
+    value: dict[str, Any] = {"asked_tokens": len(ids), "reused_tokens": 0, "snapshot": None}
+    told = f"0 of {len(ids):,} tokens"
+    near = None
     if settings.store.exists():
+        asked = (bundle.layout(), bundle.identity(), ids)
         with Store.open(settings.store, create=False) as store:
-            match = store.find(
-                opened.bundle.layout(),
-                opened.bundle.identity(),
-                ids,
-                namespace=opened.namespace,
-                head=opened.bundle.head_digest(),
-            )
-            names = (
-                []
-                if match is None
-                else [r.label for r in store.shelf.records.readable_refs() if r.snapshot == match.digest]
-            )
-    if match is None:
-        settings.emit({"asked_tokens": len(ids), "reused_tokens": 0, "snapshot": None}, f"0 of {len(ids):,} tokens")
-        return
-    at = match.first_difference
-    lineage = match.lineage
+            match = store.look(*asked, namespace=opened.namespace, head=bundle.head_digest())
+            if match is not None:
+                names = [r.label for r in store.shelf.records.readable_refs() if r.snapshot == match.digest]
+                value, told = _found(match, names, ids, bundle)
+            if explain:
+                near = nearest(store, *asked, namespace=opened.namespace, head=bundle.head_digest())
+    if explain:
+        value["nearest"] = None if near is None else explanation(near, ids, bundle.tokenizer)
+        none = "nearest: no snapshot begins with the text's first token, in any namespace and of any model"
+        told += "\n" + (none if near is None else explanation_text(value["nearest"]))
+    settings.emit(value, told)
+
+
+def _found(match: Match, names: list[str], ids: list[int], bundle: Bundle) -> tuple[dict[str, Any], str]:
+    """What `find` says of a match, as JSON and for people."""
+    at, lineage = match.first_difference, match.lineage
+    text = None if at is None else bundle.tokenizer.decode(ids[at : at + 1])
     value = {
         "asked_tokens": len(ids),
         "reused_tokens": match.n,
@@ -310,18 +319,13 @@ def find(settings: Settings, file: Path, tokens: int | None, **model: Any) -> No
         "snapshot": match.digest.hex,
         "names": names,
         "first_difference": at,
-        "first_difference_text": None if at is None else opened.bundle.tokenizer.decode(ids[at : at + 1]),
+        "first_difference_text": text,
         "reason": match.reason,
         "objects": len(match.objects()),
         "lineage": None if lineage is None else dict(lineage.fields),
     }
-    settings.emit(
-        value,
-        lambda: (
-            f"{match.n:,} of {len(ids):,} tokens, from {', '.join(names) or match.digest.hex[:12]} ({match.reason})"
-            + ("" if at is None else f"; first difference at token {at:,}: {value['first_difference_text']!r}")
-        ),
-    )
+    told = f"{match.n:,} of {len(ids):,} tokens, from {', '.join(names) or match.digest.hex[:12]} ({match.reason})"
+    return value, told + ("" if at is None else f"; first difference at token {at:,}: {text!r}")
 
 
 @click.command()

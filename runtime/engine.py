@@ -29,7 +29,9 @@ class EngineUnavailable(Refused):
 
 
 class InputMismatch(KVError, ValueError):
-    """A function was called with other inputs than it declares."""
+    """A function was called with other inputs than it declares. In a command: the bundle's packages aren't what its description says."""
+
+    exit_code = 4
 
 
 class Fp16Overflow(KVError, ArithmeticError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvstore.cli import Place, Settings, common_options, progress, terminal_width
+from kvstore.cli import Place, Settings, common_options, ending_cleanly, progress, terminal_width
 from kvstore.errors import KVError
 from kvstore.plaintext import WIDTH
 
@@ -18,6 +18,7 @@ from .opening import BundleName, open_bundle
 if TYPE_CHECKING:
     from .bundle import Bundle
     from .gate import Configuration
+    from .gate.report import Verify
 
 COMPUTES = ("fp32", "fp16-rounding")
 
@@ -43,17 +44,23 @@ class GateFailed(KVError):
     metavar="FILE",
     help="Run on these instead of three texts of kvferry's own: one prompt a line; of a .jsonl file, the `text` of each line's object.",
 )
+@click.option(
+    "--verify",
+    type=click.Choice(["trust", "recheck", "margin"]),
+    default="trust",
+    show_default=True,
+    help="How speculation is to be verified, and so what must hold. margin: also measures the threshold for --threshold.",
+)
 @click.option("--quick", is_flag=True, help="Fewer places and shorter continuations.")
 @engine_options
 @common_options
-def gate(settings: Settings, given: str, prompts: Path | None, quick: bool, **engine: Any) -> None:
+def gate(settings: Settings, given: str, prompts: Path | None, verify: Verify, quick: bool, **engine: Any) -> None:
     """Try what is promised of a bundle here, and tell it line by line; exit 9 unless all that must hold holds.
 
     Speculation on is speculation off; restored is uninterrupted, whole and trimmed; receipts are true; batched heads agree; and KV saved
     under each configuration (portable: fp32 and fp16-rounding; Core ML: each choice of compute units) is restored under each other. Stores are
     temporary: --store is not looked at.
     """
-    from kvstore.demo import ending_cleanly
 
     from .gate import DEFAULT, QUICK, Setup, run_gate
     from .gate.prompts import own_prompts, read_prompts
@@ -63,7 +70,7 @@ def gate(settings: Settings, given: str, prompts: Path | None, quick: bool, **en
     bundle, size = open_bundle(given), QUICK if quick else DEFAULT
     main, configurations = configured(bundle, engine)
     texts = own_prompts(bundle, size.most) if prompts is None else read_prompts(bundle, prompts, size.most)
-    setup = Setup(bundle, main, configurations, texts, size)
+    setup = Setup(bundle, main, configurations, texts, size, verify)
     with ending_cleanly(), progress("Gate", expected_lines(setup), "comparisons") as advance:
         report = run_gate(setup, lambda _: advance(1))
     settings.emit(report.value(), lambda: report_text(report, terminal_width() or WIDTH))

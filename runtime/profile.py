@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from kvstore.errors import InputInvalid
-
-from .jsonfile import JsonInvalid, read_object
+from kvstore.jsonfile import JsonInvalid, read_object
 
 Source = Literal["write-up", "measured here", "assumption"]
 """``write-up``: the device report of the published bundle's authors. ``measured here``: on the machine that this project was written on."""

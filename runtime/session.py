@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
+from kvstore.backend import Backend
 from kvstore.digest import ContentDigest
 from kvstore.errors import InputInvalid, NotCovered, ObjectMissing, Refused
 from kvstore.identity import DEFAULT_NAMESPACE, require_same
 from kvstore.items import Item, common_prefix
 from kvstore.layout import BLOCK
 from kvstore.match import Match
+from kvstore.saving import Expected, Saved
 from kvstore.snapshot import Lineage, Receipt
-from kvstore.store import Saved, Store
 
 from .bundle import Bundle
 from .decoding import Decoding
@@ -27,7 +28,7 @@ class Session(Decoding):
     """Not thread-safe. Uses, and does not close, the bundle, the engine and the store. Made by `Session.open`."""
 
     def __init__(
-        self, bundle: Bundle, engine: Engine, store: Store | None, namespace: str, *, only_decode: bool
+        self, bundle: Bundle, engine: Engine, store: Backend | None, namespace: str, *, only_decode: bool
     ) -> None:
         super().__init__(bundle, engine, only_decode=only_decode)
         self._store = store
@@ -42,7 +43,7 @@ class Session(Decoding):
         bundle: Bundle,
         engine: Engine,
         *,
-        store: Store | None = None,
+        store: Backend | None = None,
         namespace: str = DEFAULT_NAMESPACE,
         decode_only: bool = False,
         allow_verify: bool = False,
@@ -88,9 +89,16 @@ class Session(Decoding):
             self.rollback(reused)
         return Prompted(reused, source, self._feed(asked[reused:], progress), match)
 
-    def save(self, name: str | None = None, receipt: Receipt | None = None, model: str = "") -> Saved:
+    def save(
+        self,
+        name: str | None = None,
+        receipt: Receipt | None = None,
+        model: str = "",
+        expect: Expected = "anything",
+    ) -> Saved:
         """Save to the store, named or as cache. Blocks whose content is known are neither hashed nor written again; rows that are not
-        covered are never written. ``model``: a name for people, the bundle's if empty."""
+        covered are never written. ``model``: a name for people, the bundle's if empty. ``expect``: where the name must stand to be moved, else
+        `RefConflict`."""
         state = self._state
         saved = self._required_store().save(
             self.bundle.layout(),
@@ -106,6 +114,7 @@ class Session(Decoding):
             model=model or self.bundle.config.name,
             covered=self.kv.covered,
             known=state.known,
+            expect=expect,
         )
         if saved.snapshot is not None and len(saved.snapshot.blocks) > len(state.known):
             self._state = state.with_known(saved.snapshot.blocks)
@@ -131,7 +140,7 @@ class Session(Decoding):
             return 0
         return position
 
-    def _required_store(self) -> Store:
+    def _required_store(self) -> Backend:
         if self._store is None:
             raise InputInvalid("store: expected one for save and restore, found none. Pass store= to Session.open.")
         return self._store

@@ -1,4 +1,4 @@
-"""The commands that sum up what was measured: stats metrics."""
+"""The commands that sum up what was measured: stats metrics, and kvstore's stats store."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 from kvstore.cli import Place, Settings, common_options, note, terminal_width
 from kvstore.errors import InputInvalid
 from kvstore.plaintext import WIDTH
+from kvstore.stats_commands import stats_store
 
 from .metrics_option import default_file
 
@@ -16,6 +17,9 @@ from .metrics_option import default_file
 @click.group("stats")
 def stats() -> None:
     """Sum up what was measured."""
+
+
+stats.add_command(stats_store)
 
 
 @stats.command()

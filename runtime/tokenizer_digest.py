@@ -13,8 +13,7 @@ from typing import Any
 from blake3 import blake3
 
 from kvstore.errors import KVError
-
-from .jsonfile import MAX_INT, JsonInvalid, read_object
+from kvstore.jsonfile import MAX_INT, JsonInvalid, read_object
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"

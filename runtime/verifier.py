@@ -62,7 +62,7 @@ class Verifier:
         if how.verify == "margin" and config.margin_function is None:
             raise InputInvalid(
                 "speculation: verify: expected trust or recheck with this bundle, whose heads don't say how far apart the best logits are "
-                "(corellm.margin_function), found margin. Use recheck, or a bundle of format kvferry-bundle-1 that this kvferry has built."
+                "(corellm.margin_function), found margin. Use recheck, or a bundle that this kvferry has built: format kvferry-bundle-1, or Gemma 4 with --margins."
             )
         for package, function in verify_assets(config):
             try:

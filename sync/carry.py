@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from kvstore.codec import HEADER
 from kvstore.digest import ContentDigest, SnapshotDigest
 from kvstore.snapshot import Coverage, Snapshot
 
+from .frames import Buffer
 from .plan import Lengths
 from .remote import WORKERS
 
@@ -48,8 +48,8 @@ class Carried:
 class Moved:
     """What a transfer did.
 
-    ``objects`` were carried, ``payload_bytes`` of content in ``frame_bytes`` of frames; ``skipped`` were at the destination;
-    ``resumed`` were left there by an interrupted transfer.
+    ``objects`` were carried, ``payload_bytes`` of content in ``frame_bytes`` of frames, which is what went over the wire: less than the content
+    where frames are planes. ``skipped`` were at the destination; ``resumed`` were left there by an interrupted transfer.
     """
 
     objects: int
@@ -66,26 +66,35 @@ class Tally:
 
     def __init__(self, advance: Advance) -> None:
         self._advance = advance
-        self.objects = self.payload = self.resumed = self.skipped = 0
+        self.objects = self.payload = self.frames = self.resumed = self.skipped = 0
 
     def adopted(self, names: Lengths) -> None:
         self.resumed += len(names)
         self._advance(sum(names.values()))
 
-    def carried(self, batch: Lengths) -> None:
+    def carried(self, batch: Lengths, frames: int) -> None:
+        """``frames``: bytes of its frames, as they were carried."""
         self.objects += len(batch)
+        self.frames += frames
         self.payload += sum(batch.values())
         self._advance(sum(batch.values()))
 
     def moved(self, seconds: float, snapshots: tuple[Carried, ...]) -> Moved:
-        frames = self.payload + HEADER * self.objects
-        return Moved(self.objects, self.payload, frames, self.skipped, self.resumed, seconds, snapshots)
+        return Moved(self.objects, self.payload, self.frames, self.skipped, self.resumed, seconds, snapshots)
 
 
-def carry(lengths: Lengths, work: Callable[[Lengths], None], tally: Tally) -> None:
-    """Runs ``work`` on batches, `WORKERS` at once. The first error is raised when the batches under way have ended."""
+def counting(chunks: Iterable[Buffer], moved: list[int]) -> Iterator[Buffer]:
+    """Passes on what is carried, and appends to ``moved`` the bytes of each piece."""
+    for chunk in chunks:
+        moved.append(len(chunk))
+        yield chunk
+
+
+def carry(lengths: Lengths, work: Callable[[Lengths], int], tally: Tally) -> None:
+    """Runs ``work`` on batches, `WORKERS` at once; it returns the bytes of frames that it carried. The first error is raised when the batches
+    under way have ended."""
     with ThreadPoolExecutor(WORKERS) as pool:
-        running: dict[Future[None], Lengths] = {}
+        running: dict[Future[int], Lengths] = {}
         try:
             for batch in _batches(lengths):
                 if len(running) >= 2 * WORKERS:
@@ -98,12 +107,11 @@ def carry(lengths: Lengths, work: Callable[[Lengths], None], tally: Tally) -> No
                 future.cancel()
 
 
-def _reap(running: dict[Future[None], Lengths], tally: Tally) -> None:
+def _reap(running: dict[Future[int], Lengths], tally: Tally) -> None:
     done, _ = wait(running, return_when=FIRST_COMPLETED)
     for future in done:
         batch = running.pop(future)
-        future.result()
-        tally.carried(batch)
+        tally.carried(batch, future.result())
 
 
 def _batches(lengths: Lengths) -> Iterator[Lengths]:

@@ -12,8 +12,21 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
-from kvstore.digest import ContentDigest, SnapshotDigest
-from kvstore.errors import InputInvalid, Missing, ObjectMissing, Refused, StoreCorrupt, StoreMissing, Unreachable
+from kvstore.digest import ContentDigest, PrefixKey, SnapshotDigest
+from kvstore.errors import (
+    Corrupt,
+    FormatTooNew,
+    InputInvalid,
+    Missing,
+    ObjectMissing,
+    Refused,
+    StoreCorrupt,
+    StoreMissing,
+    Unreachable,
+)
+from kvstore.items import Item
+from kvstore.layout import Layout
+from kvstore.match import match_items
 from kvstore.shelf import Shelf
 from kvstore.snapshot import Coverage, Ref, Snapshot
 
@@ -135,6 +148,21 @@ class Folder:
     def _frame(self, name: ContentDigest) -> Iterator[Buffer]:
         with self._asking():
             yield from self._shelf.objects.frame(name)
+
+    def find(
+        self, layout: Layout, root: PrefixKey, namespace: str, items: Sequence[Item], head: str | None
+    ) -> SnapshotDigest | None:
+        """Reads every manifest: a folder has no index."""
+        with self._asking():
+            best: tuple[int, SnapshotDigest] | None = None
+            for digest in self._shelf.records.snapshots():
+                with contextlib.suppress(Corrupt, FormatTooNew, Missing):
+                    snapshot = self._shelf.records.snapshot(digest)
+                    if snapshot.root != root:
+                        continue
+                    match = match_items(digest, snapshot, self._shelf.records.coverage(digest, snapshot), items, head)
+                    best = max(best or (0, digest), (match.n, digest), key=lambda one: one[0])
+            return best[1] if best is not None and best[0] else None
 
     # Target
 

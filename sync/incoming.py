@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import threading
 from collections.abc import Iterable, Set
 from typing import Self
 
-from kvstore.codec import HEADER
+from kvstore.codec import PLANES, Header
 from kvstore.digest import ContentDigest, SnapshotDigest
 from kvstore.errors import Corrupt, FormatTooNew, Missing, ObjectCorrupt, StoreBusy, StoreCorrupt
+from kvstore.files import UNSETTLED, Unsettled
 from kvstore.objects import Objects
+from kvstore.quota import Quota
 from kvstore.records import Records
 from kvstore.shelf import Shelf
 from kvstore.snapshot import Snapshot
@@ -22,16 +25,28 @@ from kvstore.snapshot import Snapshot
 from .frames import Buffer, check_frame
 from .plan import Lengths, objects
 
+_PART = "-"
+"""Between an object's name and what tells its unfinished files apart."""
+
 
 class Incoming:
-    """One transfer's objects. A context manager; `land` may be called from several threads at once."""
+    """One transfer's objects. A context manager; `land` may be called from several threads at once.
 
-    def __init__(self, shelf: Shelf) -> None:
+    ``quota``: the store's, which evicts where bytes that land need room; a folder's own by default, which can only delete its trash.
+    """
+
+    def __init__(self, shelf: Shelf, quota: Quota | None = None) -> None:
         self._shelf = shelf
+        self._quota = Quota(shelf) if quota is None else quota
+        self._gauge = self._quota.gauge()
         self._root = shelf.root
         self._lock = contextlib.ExitStack()
         self._folder = self._claim()
         self._landed: set[ContentDigest] = set()
+        self._unsettled = Unsettled()
+        self._waiting: list[ContentDigest] = []
+        self._settling = threading.Lock()
+        self._planes = False
 
     def _claim(self) -> str:
         while True:
@@ -46,9 +61,46 @@ class Incoming:
                 self._lock.close()
 
     def land(self, name: ContentDigest, length: int, chunks: Iterable[Buffer]) -> None:
-        """Writes, verifies and syncs one object, out of sight. On an error (`ObjectCorrupt`, `OSError`) nothing is left."""
-        self._root.write(f"{self._folder}/{name}", check_frame(name, length, chunks))
-        self._landed.add(name)
+        """Writes and verifies one object, out of sight. On an error (`ObjectCorrupt`, `OSError`, `StoreFull`) nothing of it is left.
+
+        The disk begins with it, and `settle` or `publish` waits for the disk. If that fails, what was not settled yet is deleted and counts as not landed.
+        The same object may arrive twice at once (over a connection that died, and nobody knows it yet): each has a file of its own until it is whole.
+        """
+        path = f"{self._folder}/{name}{_PART}{secrets.token_hex(4)}"
+        checked = check_frame(name, length, chunks, self._note)
+        if self._gauge is None:
+            fd = self._root.create(path, checked)
+        else:
+            with contextlib.closing(self._quota.counted(self._gauge, checked)) as counted:
+                fd = self._root.create(path, counted)
+        with self._settling:
+            self._unsettled.add(fd)
+            self._root.set_aside(path, f"{self._folder}/{name}")
+            self._waiting.append(name)
+            self._landed.add(name)
+            if len(self._waiting) >= UNSETTLED // 2:
+                self._settle()
+
+    def settle(self) -> None:
+        """Waits until all that landed is on the disk."""
+        with self._settling:
+            self._settle()
+
+    def _settle(self) -> None:
+        try:
+            self._unsettled.settle()
+        except OSError:
+            for name in self._waiting:
+                with contextlib.suppress(OSError):
+                    self._root.discard(f"{self._folder}/{name}")
+                self._landed.discard(name)
+            raise
+        finally:
+            self._waiting.clear()
+
+    def _note(self, header: Header) -> None:
+        if header.codec == PLANES:
+            self._planes = True
 
     def adopt(self, wanted: Lengths) -> set[ContentDigest]:
         """Takes over those of ``wanted`` that dead transfers left complete. What nobody asked for stays where it is."""
@@ -71,6 +123,8 @@ class Incoming:
         sound = {}
         for file in there:
             name = by_file.get(file)
+            if _PART in file:
+                self._root.discard(f"{folder}/{file}")  # its writer died
             if name is None:
                 continue
             try:
@@ -85,7 +139,7 @@ class Incoming:
             self._root.remove_folder(folder)
 
     def _verify(self, path: str, name: ContentDigest, length: int) -> None:
-        for _ in check_frame(name, length, self._root.chunks(path)):
+        for _ in check_frame(name, length, self._root.chunks(path), self._note):
             pass
         self._root.sync_file(path)  # its writer may have died before it did
 
@@ -102,15 +156,26 @@ class Incoming:
         `lacking` to the ref.
 
         ``promised``: objects that a published coverage names, so that they are durable. Of the others somebody may have been
-        killed between renaming them and syncing the folder.
+        killed between renaming them and syncing the folder. Where planes came along, the store is one with planes from now on.
         """
+        self.settle()
+        if self._planes:
+            self._shelf.require("planes")
         self._root.move([(f"{self._folder}/{name}", Objects.path(name)) for name in sorted(self._landed)])
         unsure = needed.keys() - self._landed - promised
         self._root.sync_all(sorted({Objects.path(name).rpartition("/")[0] for name in unsure}))
         self._landed.clear()
 
+    def discard(self) -> None:
+        """Ends the transfer, and deletes what landed and was not published."""
+        for name in self._root.names(self._folder):
+            with contextlib.suppress(OSError):
+                self._root.discard(f"{self._folder}/{name}")
+        self.close()
+
     def close(self) -> None:
         """Ends the transfer. What landed and was not published stays, for the next one to take over."""
+        self._unsettled.close()
         with contextlib.suppress(OSError):
             self._root.remove_folder(self._folder)
         self._lock.close()
@@ -123,8 +188,8 @@ class Incoming:
 
 
 def absent(shelf: Shelf, wanted: Lengths) -> dict[ContentDigest, int]:
-    """Those of ``wanted`` that are not visible in a store at their full length."""
-    return {name: length for name, length in wanted.items() if shelf.objects.size(name) != HEADER + length}
+    """Those of ``wanted`` that are not visible in a store in full."""
+    return {name: length for name, length in wanted.items() if not shelf.objects.complete(name, length)}
 
 
 def unsound(shelf: Shelf, wanted: Lengths) -> dict[ContentDigest, int]:

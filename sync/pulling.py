@@ -16,7 +16,7 @@ from kvstore.snapshot import Snapshot, whole
 from kvstore.snapshot import trimmed as trimmed_coverage
 from kvstore.store import Store
 
-from .carry import ATTEMPTS, Carried, Meter, Moved, Tally, carry, unmetered
+from .carry import ATTEMPTS, Carried, Meter, Moved, Tally, carry, counting, unmetered
 from .incoming import Incoming, absent, move_name, promised, unsound
 from .plan import Lengths, Plan, continues, objects, parting, parts, plan
 from .reach import blaming, blaming_remote
@@ -76,7 +76,7 @@ def pull(
     done = []
     with (
         below(store.shelf.path),
-        Incoming(store.shelf) as incoming,
+        Incoming(store.shelf, store.quota) as incoming,
         meter(sum(p.payload_bytes for p in plans)) as advance,
     ):
         tally = Tally(advance)
@@ -113,7 +113,7 @@ def _plan(
             label=label,
         )
     snapshot = source.snapshot(ref.snapshot)
-    expect = _expect(store, source, target, ref.snapshot, snapshot, force)
+    expect = standing(store, source.where, target, ref.snapshot, snapshot, force)
     wanted = (trimmed_coverage if trimmed else whole)(ref.snapshot, snapshot)
     with blaming(source.where):
         want = objects(snapshot, wanted)
@@ -134,10 +134,10 @@ def _plan(
     return made
 
 
-def _expect(
-    store: Store, source: Source, label: str, digest: SnapshotDigest, snapshot: Snapshot, force: bool
+def standing(
+    store: Store, where: str, label: str, digest: SnapshotDigest, snapshot: Snapshot, force: bool
 ) -> SnapshotDigest | None:
-    """Where ``label`` stands here. `RefConflict` unless it may move to ``snapshot``."""
+    """Where ``label`` stands here. `RefConflict` unless it may move to ``snapshot``, which comes from ``where``."""
     now = store.shelf.records.standing(label)
     if now is None:
         return None
@@ -145,7 +145,7 @@ def _expect(
         here = _standing_for(store, label, now)
         if not continues(snapshot, here):
             raise RefConflict(
-                f"name {label!r}: the one here ({here.tokens} tokens) is not continued by the one at {source.where} "
+                f"name {label!r}: the one here ({here.tokens} tokens) is not continued by the one at {where} "
                 f"({snapshot.tokens} tokens): {parting(here, snapshot)}. Pull it under another name with --as NEWNAME, or "
                 f"replace the one here with --force.",
                 label=label,
@@ -184,15 +184,19 @@ def _pull(store: Store, source: Source, current: Plan, incoming: Incoming, tally
         # The lock is not held while bytes travel: what a collector takes meanwhile is found lacking above, and carried.
         adopted = incoming.adopt(left)
         tally.adopted({name: left[name] for name in adopted})
-        _fetch(source, {name: length for name, length in left.items() if name not in adopted}, incoming, tally)
+        fetch_into(source, {name: length for name, length in left.items() if name not in adopted}, incoming, tally)
 
 
-def _fetch(source: Source, left: Lengths, incoming: Incoming, tally: Tally) -> None:
-    def batch(lengths: Lengths) -> None:
+def fetch_into(source: Source, left: Lengths, incoming: Incoming, tally: Tally) -> None:
+    """Has ``left`` land, several batches at once."""
+
+    def batch(lengths: Lengths) -> int:
+        moved: list[int] = []
         for asked, (name, chunks) in zip(lengths, source.fetch(list(lengths)), strict=True):
             assert name == asked, "a remote answered for another object"
             with blaming_remote(source.where):
-                incoming.land(name, lengths[name], chunks)
+                incoming.land(name, lengths[name], counting(chunks, moved))
+        return sum(moved)
 
     carry(left, batch, tally)
 

@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 
+from kvstore.codec import CODECS, Codec, encode_object
 from kvstore.digest import ContentDigest, SnapshotDigest
 from kvstore.errors import (
     NotCovered,
@@ -21,7 +22,7 @@ from kvstore.records import check_label
 from kvstore.snapshot import Snapshot, whole
 from kvstore.store import Store
 
-from .carry import ATTEMPTS, Carried, Meter, Moved, Tally, carry, unmetered
+from .carry import ATTEMPTS, Carried, Meter, Moved, Tally, carry, counting, unmetered
 from .frames import Buffer
 from .plan import Lengths, Plan, continues, objects, parting, parts, plan
 from .reach import blaming, reaching
@@ -50,6 +51,7 @@ def push(
     *,
     force: bool = False,
     verify: bool = False,
+    codec: Codec | None = None,
     meter: Meter = unmetered,
 ) -> Moved:
     """Sends the named snapshots to a remote: of what the store covers, only objects that the remote lacks.
@@ -57,7 +59,7 @@ def push(
     The remote then promises what the store covers and what it had anyway. A name that it has moves only to a snapshot that
     continues the one it stands for (`plan.continues`), else `RefConflict` (`RefCorrupt` where nobody can tell); ``force`` moves it
     anyway. With ``verify`` the remote
-    reads what it has already, and gets again what is damaged. Each snapshot is published by itself, in order; on an error the
+    reads what it has already, and gets again what is damaged. Objects travel as they are stored, or in ``codec``. Each snapshot is published by itself, in order; on an error the
     earlier ones stay, and a later push carries the rest.
 
     `SnapshotMissing`, `NotCovered`, `ObjectMissing` and `ObjectCorrupt` (the store's own; never sent on), `Unreachable`.
@@ -71,7 +73,7 @@ def push(
             tally.skipped += first.there
             current = first
             for attempt in range(1, ATTEMPTS + 1):
-                _send(store, target, current, tally)
+                _send(store, target, current, codec, tally)
                 try:
                     now = target.publish(current.snapshot, current.coverage, current.label, current.expect)
                 except ObjectMissing:
@@ -150,7 +152,7 @@ def _standing_for(target: Target, label: str, digest: SnapshotDigest) -> Snapsho
         ) from error
 
 
-def _send(store: Store, target: Target, current: Plan, tally: Tally) -> None:
+def _send(store: Store, target: Target, current: Plan, codec: Codec | None, tally: Tally) -> None:
     lengths = current.move
     mend = f"It was not sent. Mend it here: {mending(current.label)}"
     resumed: set[ContentDigest] = set()
@@ -158,18 +160,23 @@ def _send(store: Store, target: Target, current: Plan, tally: Tally) -> None:
         resumed |= target.resume(part)
     tally.adopted({name: lengths[name] for name in resumed})
 
-    def batch(some: Lengths) -> None:
+    def batch(some: Lengths) -> int:
+        moved: list[int] = []
         with blaming(str(store.shelf.path), ObjectCorrupt, todo=mend):
-            target.put(_frames(store, some), some)
+            target.put(_frames(store, some, codec, moved), some)
+        return sum(moved)
 
     carry({name: length for name, length in lengths.items() if name not in resumed}, batch, tally)
 
 
-def _frames(store: Store, names: Lengths) -> Iterator[Frame]:
-    for name in names:
-        yield name, _frame(store, name)
+def _frames(store: Store, names: Lengths, codec: Codec | None, moved: list[int]) -> Iterator[Frame]:
+    for name, length in names.items():
+        yield name, counting(_frame(store, name, length, codec), moved)
 
 
-def _frame(store: Store, name: ContentDigest) -> Iterator[Buffer]:
+def _frame(store: Store, name: ContentDigest, length: int, codec: Codec | None) -> Iterator[Buffer]:
     with reaching(str(store.shelf.path)):
-        yield from store.shelf.objects.frame(name)
+        if codec is None:
+            yield from store.shelf.objects.frame(name)
+        else:
+            yield from encode_object(name, [store.shelf.objects.read(name, length)], CODECS[codec])

@@ -56,6 +56,19 @@ def tiny_gemma4_bundle(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_gemma4_margins_bundle(request: pytest.FixtureRequest) -> Path:
+    """The same with heads that also give their margin. Do not write to it."""
+    from runtime.build import Packing, build_bundle
+
+    assert request.config.cache is not None
+    folder = Path(request.config.cache.mkdir("bundles"))
+    with alone(folder):
+        return build_bundle(
+            "tiny-gemma4", folder / f"tiny-gemma4-margins-{builder_key()}", packing=Packing(margins=True)
+        ).path
+
+
+@pytest.fixture(scope="session")
 def tiny_llama_bundle(request: pytest.FixtureRequest) -> Path:
     """The folder of the tiny-llama bundle. Do not write to it."""
     from runtime.build import build_bundle

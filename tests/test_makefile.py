@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MAKEFILE = (ROOT / "Makefile").read_text()
-TARGETS = ("demo", "smollm2", "test", "check", "lint", "bench", "clean", "help")
+TARGETS = ("demo", "smollm2", "test", "check", "lint", "bench", "trust", "clean", "help")
 
 
 def program(folder: Path, name: str, text: str) -> Path:

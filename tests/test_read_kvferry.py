@@ -14,12 +14,14 @@ from types import ModuleType
 import msgpack
 import numpy as np
 import pytest
+import zstandard
 from blake3 import blake3
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "examples" / "read_kvferry.py"
 GOLDEN = ROOT / "tests" / "kvstore" / "golden" / "format-2"
 SAID = json.loads(GOLDEN.with_suffix(".json").read_text(encoding="utf-8"))
+PLANES = GOLDEN.with_name("format-2-planes")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def test_it_is_short_and_knows_nothing_of_kvferrys_packages() -> None:
     text = SCRIPT.read_text(encoding="utf-8")
     assert len(text.splitlines()) < 150
     imported = {line.split()[1].split(".")[0] for line in text.splitlines() if re.match(r"\s*(import|from) ", line)}
-    assert imported - sys.stdlib_module_names == {"blake3", "msgpack", "numpy"}
+    assert imported - sys.stdlib_module_names == {"blake3", "msgpack", "numpy", "zstandard"}
     assert "__import__" not in text and "importlib" not in text
 
 
@@ -306,3 +308,75 @@ def test_what_a_collector_has_just_taken_is_found_in_the_trash(reader: ModuleTyp
     shutil.rmtree(store / "trash")
     with pytest.raises(ValueError, match="no snapshot there"):
         read(reader, store)
+
+
+# objects as planes
+
+
+def planes(data: bytes, payload: bytes) -> bytes:
+    """An object's file with another payload, and a header that is right for it."""
+    head = data[:24] + len(payload).to_bytes(8, "little") + data[32:64] + blake3(payload).digest()
+    return head + blake3(head).digest() + payload
+
+
+def test_it_reads_planes(reader: ModuleType) -> None:
+    found = json.loads(PLANES.with_suffix(".json").read_text(encoding="utf-8"))
+    codecs = set()
+    for label, said in found.items():
+        snapshot = reader.snapshot(PLANES, reader.ref(PLANES, ref_file(label))[1])
+        assert (snapshot.name, sum(map(len, snapshot.blocks))) == (said["snapshot"], said["tokens"])
+        for g, b, rows in snapshot.objects():
+            name = snapshot.contents[b][g].hex()
+            data = (PLANES / "objects" / name[0] / name[1:]).read_bytes()
+            codecs.add(data[11])
+            if data[11]:
+                size = rows.nbytes // 2
+                high = zstandard.ZstdDecompressor().decompress(data[128 + size :])
+                assert rows.tobytes() == bytes(
+                    x for pair in zip(data[128 : 128 + size], high, strict=True) for x in pair
+                )
+    assert codecs == {0, 1}
+    told = run(PLANES, "planes")
+    assert told.returncode == 0 and "330 tokens" in told.stdout and "330 rows of each, 10560 bytes" in told.stdout
+
+
+def hostile(payload: bytes, half: int) -> dict[str, tuple[bytes, str]]:
+    """Payloads that the document refuses, and what is said of them."""
+    low, frame = payload[:half], payload[half:]
+    high = zstandard.ZstdDecompressor().decompress(frame)
+    squeeze = zstandard.ZstdCompressor(level=3, write_checksum=False).compress
+    summed = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(high)
+    skippable = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"abcd"
+    return {
+        "a trailing byte": (low + frame + b"\0", "unused"),
+        "two frames": (low + frame + squeeze(b""), "unused"),
+        "skippable": (low + skippable + frame, "not one plain"),
+        "a checksum": (low + summed, "not one plain"),
+        "another size": (low + squeeze(high[:-1]), "not one plain"),
+        "a bomb": (low + squeeze(bytes(10**8))[:200], "not one plain"),
+        "other bytes": (low + squeeze(high[::-1]), "its digest is not its name"),
+        "longer than raw": (payload + bytes(2 * half), "impossible lengths"),
+        "too short": (low, "impossible lengths"),
+    }
+
+
+def test_damaged_and_hostile_planes_are_refused(reader: ModuleType, tmp_path: Path) -> None:
+    store = Path(shutil.copytree(PLANES, tmp_path / "store"))
+    snapshot = reader.snapshot(store, reader.ref(store, ref_file("planes"))[1])
+    name = snapshot.contents[0][1].hex()
+    place = store / "objects" / name[0] / name[1:]
+    good = place.read_bytes()
+    for at in (*range(128), *range(128, len(good), 41), len(good) - 1):
+        place.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+        with pytest.raises(ValueError, match=name[1:]):
+            read(reader, store, "planes")
+    for bad in (b"", good[:100], good[:128], good[:-1], good + b"\0"):
+        place.write_bytes(bad)
+        with pytest.raises(ValueError, match=name[1:]):
+            read(reader, store, "planes")
+    for payload, words in hostile(good[128:], int.from_bytes(good[16:24], "little") // 2).values():
+        place.write_bytes(planes(good, payload))
+        with pytest.raises((ValueError, zstandard.ZstdError), match=words):
+            read(reader, store, "planes")
+        said = run(store, "planes")
+        assert said.returncode == 1 and said.stderr.count("\n") == 1 and said.stderr.startswith("read_kvferry: ")

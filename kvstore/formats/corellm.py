@@ -10,13 +10,14 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import msgspec
 
 from ..errors import FormatTooNew, IdentityMismatch, Refused
 from ..identity import ABSENT
 from ..items import MAX_ID
+from ..jsonfile import JsonInvalid, parse_object
 from .corellm_geometry import Geometry
 from .errors import corrupt
 
@@ -123,25 +124,10 @@ class _Manifest(msgspec.Struct):
 def parse(data: bytes) -> dict[str, Any]:
     """The JSON object in ``data``. `CheckpointCorrupt` for anything that two readers could understand differently."""
 
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(items)
-        if len(made) != len(items):
-            raise ValueError("a key twice in one object")
-        return made
-
-    def constant(text: str) -> NoReturn:
-        raise ValueError(f"the number {text}")
-
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=pairs, parse_constant=constant)
-        json.dumps(
-            value, ensure_ascii=False
-        ).encode()  # half a surrogate pair, which only an escape can write, has no bytes
-    except (ValueError, RecursionError) as error:
-        raise corrupt(MANIFEST, "the file", "JSON in UTF-8, each key once", str(error)) from error
-    if not isinstance(value, dict):
-        raise corrupt(MANIFEST, "the file", "a JSON object", value)
-    return value
+        return parse_object(data, MANIFEST, largest=2**127)  # one beyond 64 bits is refused by its field's name
+    except JsonInvalid as error:
+        raise corrupt(MANIFEST, error.field, error.expected, error.found) from error
 
 
 def decode_manifest(data: bytes, geometry: Geometry) -> Checkpoint:

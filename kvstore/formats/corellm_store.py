@@ -17,8 +17,9 @@ from ..identity import Identity, require_same
 from ..items import Item, SoftToken
 from ..layout import BLOCK, Layout, blocks_of
 from ..match import Match, usable_at
+from ..saving import Saved
 from ..snapshot import Lineage, Snapshot
-from ..store import Saved, Store
+from ..store import Store
 from .corellm import SOFT, Checkpoint
 from .corellm_folder import read_folder, write_folder
 from .corellm_geometry import Geometry, geometry_of, require_bundle_format

@@ -95,7 +95,7 @@ class GgufFile:
         for _ in range(fields):
             key = cursor.string()
             if key in metadata:
-                raise self._damaged(f"the metadata key {key!r} occurs twice")
+                raise self._damaged(f"the metadata key {key!r:.80} occurs twice")
             metadata[key] = cursor.value(cursor.scalar("I"), key)
         listed = [cursor.tensor() for _ in range(tensors)]
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
@@ -105,7 +105,7 @@ class GgufFile:
         entries: dict[str, TensorEntry] = {}
         for name, shape, type_id, offset in listed:
             if name in entries:
-                raise self._damaged(f"the tensor {name!r} occurs twice")
+                raise self._damaged(f"the tensor {name!r:.80} occurs twice")
             entries[name] = self._entry(name, shape, type_id, data + offset)
         return MappingProxyType(metadata), MappingProxyType(entries)
 
@@ -116,19 +116,19 @@ class GgufFile:
         except (ValueError, KeyError):
             raise field_error(
                 str(self.path),
-                f"{name}: type",
+                f"{_shown(name)}: type",
                 "a tensor type that the gguf package knows",
                 type_id,
                 "convert to Q8_0 or F16",
             ) from None
         if not shape or min(shape) <= 0 or shape[-1] % block:
-            raise self._damaged(f"the tensor {name!r} has shape {shape}, not rows of whole blocks of {block}")
+            raise self._damaged(f"the tensor {name!r:.80} has shape {shape}, not rows of whole blocks of {block}")
         row_bytes = shape[-1] // block * block_bytes
         size = row_bytes
         for length in shape[:-1]:
             size *= length
         if start + size > len(self._map):
-            raise self._damaged(f"the tensor {name!r} ends at byte {start + size}, the file at {len(self._map)}")
+            raise self._damaged(f"the tensor {name!r:.80} ends at byte {start + size}, the file at {len(self._map)}")
         return TensorEntry(name, shape, type_id, start, size, row_bytes)
 
     def _damaged(self, what: str) -> SourceDamaged:
@@ -175,29 +175,36 @@ class _Cursor:
             return self.string()
         if kind == _ARRAY:
             return self._array(key)
-        raise field_error(self._owner.path, key, "a value type from 0 to 12", kind, "convert the file again")
+        raise field_error(self._owner.path, _shown(key), "a value type from 0 to 12", kind, "convert the file again")
 
     def _array(self, key: str) -> tuple[Value, ...]:
         kind = self.scalar("I")
         if kind in _SCALARS:
             code = _SCALARS[kind]
             size = struct.calcsize("<" + code)
-            count = self.count(key, size)
+            count = self.count(_shown(key), size)
             return struct.unpack(f"<{count}{code}", self.take(count * size))
         if kind == _STRING:
-            return tuple(self.string() for _ in range(self.count(key, 8)))
+            return tuple(self.string() for _ in range(self.count(_shown(key), 8)))
         raise field_error(
-            self._owner.path, key, "an array of scalars or strings", f"type {kind}", "convert the file again"
+            self._owner.path, _shown(key), "an array of scalars or strings", f"type {kind}", "convert the file again"
         )
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self.string()
         dimensions = self.scalar("I")
         if not 1 <= dimensions <= _MAX_DIMENSIONS:
-            raise self._owner._damaged(f"the tensor {name!r} has {dimensions} dimensions, not 1 to {_MAX_DIMENSIONS}")
+            raise self._owner._damaged(
+                f"the tensor {name!r:.80} has {dimensions} dimensions, not 1 to {_MAX_DIMENSIONS}"
+            )
         # GGUF lists the fastest-running dimension first.
         shape = tuple(reversed([self.scalar("Q") for _ in range(dimensions)]))
         return name, shape, self.scalar("I"), self.scalar("Q")
+
+
+def _shown(name: str) -> str:
+    """A key or a tensor's name for people: damage may make anything of it."""
+    return name if name.isprintable() and len(name) <= 80 else f"{name!r:.80}"
 
 
 def _gguf() -> tuple[Any, Any]:

@@ -135,7 +135,8 @@ def _refuse_packing(name: str | None, packing: Packing | None) -> None:
     if packing is not None:
         raise PackingUnsupported(
             f"packing: expected none for {name or 'a GGUF file'}, whose weights are kept in one form, found weights {packing.weights}, "
-            f"verify-head {packing.verify_head}, sidecars {packing.sidecars}. Leave all three out.",
+            f"verify-head {packing.verify_head}, sidecars {packing.sidecars}{', margins' if packing.margins else ''}. Leave them out; its heads give "
+            "margins anyway.",
             model=name,
         )
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.jsonfile import JsonInvalid, parse_object, read_object
 from runtime.build.errors import SourceDamaged, SourceMissing, field_error
 from runtime.build.regular import regular_file
-from runtime.jsonfile import JsonInvalid, parse_object, read_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -109,7 +109,7 @@ class SafetensorsFolder:
         if not isinstance(found, dict) or not found:
             raise _damaged(INDEX, "weight_map", "an object with a file for each tensor", f"{found!r:.60}")
         for tensor, name in found.items():
-            if not isinstance(name, str) or not name or "/" in name or "\\" in name or name.startswith("."):
+            if not isinstance(name, str) or not _is_plain(name):
                 raise _damaged(INDEX, f"weight_map.{tensor}", "the name of a file in the same folder", f"{name!r:.60}")
         return found
 
@@ -156,6 +156,11 @@ def _header(mapped: mmap.mmap, file: str) -> Iterator[tuple[str, Entry]]:
         raise _damaged(file, "the file's length", f"{base + reached} bytes", f"{len(mapped)} bytes")
 
 
+def _is_plain(name: str) -> bool:
+    """Whether it can be a file's name in the same folder."""
+    return 0 < len(name.encode()) <= 255 and name.isprintable() and not set(name) & {"/", "\\"} and name[0] != "."
+
+
 def _range(file: str, name: str, value: Any) -> tuple[int, int]:
     found = value.get("data_offsets") if isinstance(value, dict) else None
     if not isinstance(found, list) or len(found) != 2 or any(type(v) is not int or v < 0 for v in found):
@@ -165,7 +170,7 @@ def _range(file: str, name: str, value: Any) -> tuple[int, int]:
 
 def _described(file: str, name: str, value: Any) -> tuple[str, tuple[int, ...]]:
     dtype, shape = value.get("dtype"), value.get("shape")
-    if dtype not in _SIZES:
+    if not isinstance(dtype, str) or dtype not in _SIZES:
         raise _damaged(file, f"{name}.dtype", f"one of {', '.join(_SIZES)}", f"{dtype!r:.60}")
     if (
         not isinstance(shape, list)

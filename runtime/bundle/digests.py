@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
-from ..jsonfile import JsonInvalid, read_object
+from kvstore.jsonfile import JsonInvalid, read_object
 
-VERSION = 1
+VERSION = 2
 LIMIT = 16 << 20
 MAX_FILES = 4096
 # A file written again within the clock's grain after it was hashed would keep its times: such a young file is hashed,
@@ -118,7 +119,7 @@ def _read(file: Path) -> tuple[dict[str, tuple[Key, bytes]], dict[str, bytes]]:
     empty: tuple[dict[str, tuple[Key, bytes]], dict[str, bytes]] = ({}, {})
     try:
         value, _ = read_object(file, limit=LIMIT)
-        if value.get("version") != VERSION:
+        if value.get("version") != VERSION or value.pop("check", None) != _check(value):
             return empty
         files: dict[str, tuple[Key, bytes]] = {}
         for name, (size, mtime, ctime, inode, digest) in value["files"].items():
@@ -130,6 +131,11 @@ def _read(file: Path) -> tuple[dict[str, tuple[Key, bytes]], dict[str, bytes]]:
         return empty
 
 
+def _check(value: dict[str, Any]) -> str:
+    """What shows that nothing in the cache was changed since: a wrong digest here would be another model's identity."""
+    return blake3(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def _digest(text: str) -> bytes:
     raw = bytes.fromhex(text)
     if len(raw) != 32:
@@ -139,7 +145,7 @@ def _digest(text: str) -> bytes:
 
 def _write(file: Path, files: dict[str, tuple[Key, bytes]], derived: dict[str, bytes]) -> None:
     """Replaces ``file`` whole; the most recent ``MAX_FILES`` entries stay."""
-    value = {
+    value: dict[str, Any] = {
         "version": VERSION,
         "files": {name: [*key, digest.hex()] for name, (key, digest) in list(files.items())[-MAX_FILES:]},
         "derived": {name: digest.hex() for name, digest in list(derived.items())[-MAX_FILES:]},
@@ -147,7 +153,7 @@ def _write(file: Path, files: dict[str, tuple[Key, bytes]], derived: dict[str, b
     handle, made = tempfile.mkstemp(dir=file.parent, prefix=file.name + ".")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as out:
-            json.dump(value, out)
+            json.dump({**value, "check": _check(value)}, out)
             out.flush()
             os.fsync(out.fileno())
         Path(made).replace(file)

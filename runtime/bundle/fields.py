@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ..jsonfile import JsonInvalid, read_object, type_name
+from kvstore.jsonfile import JsonInvalid, read_object, type_name
+
 from .errors import BundleFieldError, field_error, file_missing
 
 T = TypeVar("T")

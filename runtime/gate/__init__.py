@@ -3,7 +3,7 @@
 Speculation on is speculation off; restored is uninterrupted; receipts are true; batched heads say what the sequential one says; and what
 happens where one configuration continues another's KV.
 
-Order: prompts · report · held · logits · listening · setup · elsewhere · speculating · restoring · crossing · running · telling
+Order: prompts · report · held · logits · listening · setup · elsewhere · measuring · speculating · restoring · crossing · running · telling
 """
 
 from .report import Line, Report

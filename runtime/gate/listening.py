@@ -29,7 +29,7 @@ class Listening:
 
     def function(self, package: str, function: str | None) -> Function:
         found = self._inside.function(package, function)
-        if package != self._package:
+        if package != self._package or function is not None:  # the head's other function chooses nothing
             return found
         if self._head is None:
             self._head = _Heard(found, self.heard)

@@ -78,7 +78,7 @@ def read_prompts(bundle: Bundle, file: Path, continued: int) -> tuple[Prompt, ..
 def _text(file: Path, at: int, line: str) -> str:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputInvalid(f'{file}: line {at}: expected a JSON object like {{"text": "…"}}, found {error}') from error
     text = value.get("text") if isinstance(value, dict) else None
     if not isinstance(text, str) or not text:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 Check = Literal["heads", "speculation", "restore", "receipt", "process", "cross"]
 Rule = Literal["exact", "bounded"]
+Verify = Literal["trust", "recheck", "margin"]
 
 NEAR_TIE = 0.1
 """Logits. Where the best two are no further apart, an engine that rounds otherwise may choose the other one. What it was set by: docs/gate.md."""
@@ -57,7 +58,7 @@ class Rounds:
     """Speculation that was compared: where drafts came from, how they were verified, and what came of it, pending tokens left out."""
 
     drafts: Literal["lookup", "told"]
-    verify: Literal["trust", "recheck"]
+    verify: Verify
     rounds: int
     drafted: int
     accepted: int
@@ -100,10 +101,26 @@ class NearTie:
 
 
 @dataclass(frozen=True, slots=True)
+class Threshold:
+    """What `--verify margin` needs for this bundle on this engine: ``threshold``, in logits.
+
+    ``rows``: computed four at a time and one by one. ``flips``: how many of them chose another token, ``flip`` the largest margin among those;
+    ``move``: the most that a margin of the others changed. By what means: `measuring`.
+    """
+
+    rows: int
+    flips: int
+    flip: float
+    move: float
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """``engine``: the main configuration, as `Engine.describe` says it. ``prompts``: name, tokens fed, tokens of the text, splits.
 
-    ``margins``: whether logits could be recomputed.
+    ``margins``: whether logits could be recomputed. ``verify``: how speculation was verified. ``threshold``: measured for "margin" alone.
+    ``processor_seconds``: of this process and the one it started, which a busy machine changes less than ``seconds``.
     """
 
     bundle: str
@@ -117,6 +134,9 @@ class Report:
     near_ties: tuple[NearTie, ...]
     margins: bool
     seconds: float
+    processor_seconds: float
+    verify: Verify = "trust"
+    threshold: Threshold | None = None
 
     @property
     def ok(self) -> bool:
@@ -139,6 +159,8 @@ class Report:
             "configurations": list(self.configurations),
             "near_tie": NEAR_TIE,
             "margins": self.margins,
+            "verify": self.verify,
+            "threshold": None if self.threshold is None else asdict(self.threshold),
             "prompts": [
                 {"name": name, "tokens": tokens, "given": given, "splits": list(splits)}
                 for name, tokens, given, splits in self.prompts
@@ -149,6 +171,7 @@ class Report:
                 for t in self.near_ties
             ],
             "seconds": self.seconds,
+            "processor_seconds": self.processor_seconds,
         }
 
 

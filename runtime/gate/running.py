@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
 
 from .crossing import crossed
-from .report import Line, NearTie, Report
+from .held import Held
+from .measuring import measured
+from .report import Line, NearTie, Report, Threshold
 from .restoring import restored
-from .setup import Setup
-from .speculating import heads, near_ties, plain, speculated
+from .setup import Continuation, Setup
+from .speculating import WAYS, heads, near_ties, plain, speculated
 
 
 def run_gate(setup: Setup, on_line: Callable[[Line], None] | None = None) -> Report:
@@ -20,11 +23,13 @@ def run_gate(setup: Setup, on_line: Callable[[Line], None] | None = None) -> Rep
     What a comparison raises is a line that does not hold; what the main configuration raises without a store, and errors of the disk, are
     raised.
     """
-    started = perf_counter()
+    started, busy = perf_counter(), processor_seconds()
     lines: list[Line] = []
     ties: list[NearTie] = []
     with tempfile.TemporaryDirectory(prefix="kvferry-gate-") as folder:
-        for line in _lines(setup, Path(folder), ties):
+        plainly = [plain(setup, prompt) for prompt in setup.prompts]
+        threshold = measured(setup, [off for off, _ in plainly]) if setup.verify == "margin" else None
+        for line in _lines(setup, Path(folder), ties, plainly, threshold):
             lines.append(line)
             if on_line is not None:
                 on_line(line)
@@ -41,15 +46,29 @@ def run_gate(setup: Setup, on_line: Callable[[Line], None] | None = None) -> Rep
         near_ties=tuple(dict.fromkeys(ties)),
         margins=setup.logits.refusal is None,
         seconds=perf_counter() - started,
+        processor_seconds=processor_seconds() - busy,
+        verify=setup.verify,
+        threshold=threshold,
     )
 
 
-def _lines(setup: Setup, folder: Path, ties: list[NearTie]) -> Iterator[Line]:
+def processor_seconds() -> float:
+    """So far, of this process and of those it has waited for."""
+    return sum(os.times()[:4])
+
+
+def _lines(
+    setup: Setup,
+    folder: Path,
+    ties: list[NearTie],
+    plainly: list[tuple[Continuation, Held]],
+    threshold: Threshold | None,
+) -> Iterator[Line]:
     yield from heads(setup)
     for number, prompt in enumerate(setup.prompts):
-        off, held = plain(setup, prompt)
+        off, held = plainly[number]
         ties += near_ties(setup, prompt, setup.main.name, off)
-        yield from speculated(setup, prompt, off, held)
+        yield from speculated(setup, prompt, off, held, None if threshold is None else threshold.threshold)
         yield from restored(setup, prompt, off.made.tokens, folder / "whole", folder / "trimmed", elsewhere=number == 0)
     yield from crossed(setup, folder / "cross", ties)
 
@@ -59,7 +78,7 @@ def expected_lines(setup: Setup) -> int:
     kinds = sum(2 * len(setup.splits(prompt)) for prompt in setup.prompts)
     return (
         len(setup.bundle.config.lmhead_batched)
-        + 3 * len(setup.prompts)
+        + len(WAYS[setup.verify]) * len(setup.prompts)
         + kinds
         + 1
         + len(setup.prompts) * len(setup.configurations) ** 2

@@ -15,7 +15,7 @@ from runtime.session import Session
 from .listening import Half, Listening
 from .logits import Logits
 from .prompts import Prompt, splits
-from .report import Line, Margin
+from .report import Line, Margin, Verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,8 @@ class Size:
     """How much: tokens ``continued`` after a restore, after the ``tail`` of the prompt's next tokens; tokens of a ``receipt``; tokens ``speculated``; and
     tokens of a prompt (``crossed``) and of its continuation (``cross_continued``) in the matrix of configurations.
 
-    ``all_edges``: interrupt before, at and after each edge.
+    ``all_edges``: interrupt before, at and after each edge. ``measured``: of a prompt's last tokens, how many the threshold of near-ties is measured on,
+    besides the continuation.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Size:
     crossed: int
     cross_continued: int
     all_edges: bool
+    measured: int = 64
 
     @property
     def most(self) -> int:
@@ -51,18 +53,21 @@ class Size:
 
 
 DEFAULT = Size("default", continued=6, tail=3, receipt=4, speculated=16, crossed=66, cross_continued=12, all_edges=True)
-QUICK = Size("quick", continued=4, tail=2, receipt=3, speculated=12, crossed=40, cross_continued=6, all_edges=False)
+QUICK = Size(
+    "quick", continued=4, tail=2, receipt=3, speculated=12, crossed=40, cross_continued=6, all_edges=False, measured=32
+)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """``main`` is one of ``configurations``: what everything but the matrix is tried under."""
+    """``main`` is one of ``configurations``: what everything but the matrix is tried under. ``verify``: how speculation is."""
 
     bundle: Bundle
     main: Configuration
     configurations: Sequence[Configuration]
     prompts: Sequence[Prompt]
     size: Size
+    verify: Verify = "trust"
 
     @cached_property
     def logits(self) -> Logits:

@@ -6,7 +6,7 @@ fifth token wrong. So rounds, accepted and rejected drafts do not depend on how 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -18,15 +18,20 @@ from runtime.verify_head import check_head
 
 from .held import Held, state_difference, token_difference
 from .prompts import Prompt
-from .report import BOUND, Line, NearTie, Rounds
+from .report import BOUND, Line, NearTie, Rounds, Verify
 from .setup import Continuation, Setup, chosen_by, continuation, judged
 
 WRONG = 5
 """Every so manyth told draft is another token."""
 
 Drafts = Literal["lookup", "told"]
-Verify = Literal["trust", "recheck"]
-WAYS: tuple[tuple[Drafts, Verify], ...] = (("lookup", "trust"), ("told", "trust"), ("told", "recheck"))
+WAYS: Mapping[Verify, tuple[tuple[Drafts, Verify], ...]] = {
+    "trust": (("lookup", "trust"), ("told", "trust"), ("told", "recheck")),
+    "recheck": (("lookup", "recheck"), ("told", "recheck")),
+    "margin": (("lookup", "margin"), ("told", "margin")),
+}
+"""By what --verify asks for: what must hold then. Whoever asks for `recheck` or `margin` doesn't believe the batched head alone, so it need not be
+right alone."""
 
 
 def heads(setup: Setup) -> Iterator[Line]:
@@ -38,7 +43,8 @@ def heads(setup: Setup) -> Iterator[Line]:
         package = setup.bundle.config.lmhead_batched[width]
 
         def compare(width: int = width) -> Line:
-            check = check_head(setup.bundle, setup.main.open(), width)
+            function = setup.bundle.config.margin_function if setup.verify == "margin" else None
+            check = check_head(setup.bundle, setup.main.open(), width, function)
             found = f"{check.package}: rows {', '.join(map(str, check.rows)) or 'none'} of {width} differ"
             found += f": sequential {list(check.sequential)}, batched {list(check.batched)}"
             return Line("heads", "exact", not check.rows, found, tokens=width)
@@ -65,8 +71,9 @@ def near_ties(setup: Setup, prompt: Prompt, configuration: str, went: Continuati
     ]
 
 
-def speculated(setup: Setup, prompt: Prompt, off: Continuation, held: Held) -> Iterator[Line]:
-    """A line for each way of speculating; exact where the engine's narrow steps are decode's bit for bit, else bounded by near-ties."""
+def speculated(setup: Setup, prompt: Prompt, off: Continuation, held: Held, threshold: float | None) -> Iterator[Line]:
+    """A line for each way of speculating; exact where the engine's narrow steps are decode's bit for bit, else bounded by near-ties. ``threshold``:
+    logits, for "margin"."""
     line = Line("speculation", "exact", None, "", prompt.name)
     if not setup.row_exact:
         line = replace(line, rule="bounded", bound=BOUND)
@@ -74,12 +81,12 @@ def speculated(setup: Setup, prompt: Prompt, off: Continuation, held: Held) -> I
         yield replace(line, told="the bundle has no function and batched head of width 4")
         return
     engine = setup.main.open()
-    for drafts, verify in WAYS:
+    for drafts, verify in WAYS[setup.verify]:
 
         def compare(drafts: Drafts = drafts, verify: Verify = verify) -> Line:
-            how = (
-                Speculation(verify) if drafts == "lookup" else Speculation(verify, draft=_told(setup, prompt, off.made))
-            )
+            how = Speculation(verify, threshold)
+            if drafts == "told":
+                how = replace(how, draft=_told(setup, prompt, off.made))
             session = Session.open(setup.bundle, engine)
             session.feed(prompt.tokens)
             on = session.generate(setup.size.speculated, speculate=how)
@@ -90,7 +97,9 @@ def speculated(setup: Setup, prompt: Prompt, off: Continuation, held: Held) -> I
                 tokens=len(on.tokens),
                 speculation=Rounds(drafts, verify, stats.rounds, stats.drafted, stats.accepted),
             )
-            return _line(setup, done, off, on, held, Held.by(session))
+            told = _line(setup, done, off, on, held, Held.by(session))
+            ended = f"; a near-tie ended {stats.unsettled} of {stats.rounds} rounds" if stats.unsettled else ""
+            return replace(told, told=told.told + ended)
 
         failed = replace(line, speculation=Rounds(drafts, verify, 0, 0, 0))
         yield judged(failed, compare)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvstore.plaintext import labelled, table
 
-from .report import BOUND, NEAR_TIE, Line, Report
+from .report import BOUND, NEAR_TIE, Line, Report, Threshold
 
 _WORDS = {
     "heads": "batched head = sequential",
@@ -33,6 +33,8 @@ def report_text(report: Report, width: int) -> str:
         for name, tokens, given, _ in report.prompts
     ]
     parts = [head, labelled(about, width, "  "), "", table(_rows(report), ("what", "prompt", "rule", "holds", "of"))]
+    if report.threshold is not None:
+        parts += ["", _threshold(report.threshold)]
     if any(line.rule == "bounded" for line in report.lines):
         parts += ["", f"exact: tokens, finish and KV bytes. bounded: {BOUND}."]
     if report.failed:
@@ -42,6 +44,18 @@ def report_text(report: Report, width: int) -> str:
         parts += ["", "differs within its bound:", labelled([(_name(x), x.told) for x in differ], width, "  ")]
     parts += ["", _near_ties(report)]
     return "\n".join(parts)
+
+
+def _threshold(found: Threshold) -> str:
+    flips = (
+        f"{found.flips} chose another token, at a margin of at most {found.flip:.4f}"
+        if found.flips
+        else "none chose another token"
+    )
+    return (
+        f"near-ties of width-4 steps: of {found.rows:,} rows {flips}; the margins of the others moved by at most {found.move:.4f}.\n"
+        f"measured threshold, in logits: {found.threshold} (--verify margin --threshold {found.threshold})"
+    )
 
 
 def _rows(report: Report) -> list[tuple[object, ...]]:

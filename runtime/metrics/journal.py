@@ -22,7 +22,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Literal
 
-from kvstore.store import Saved
+from kvstore.saving import Saved
 from runtime.bundle import Bundle
 from runtime.engine import Engine
 from runtime.reports import Generation, Restored

@@ -104,7 +104,7 @@ def _model_file(path: Path) -> Path:
     entry: Any = root
     for field in ("itemInfoEntries", root.get("rootModelIdentifier") if isinstance(root, dict) else None, "path"):
         if not isinstance(entry, dict) or not isinstance(field, str) or field not in entry:
-            raise PackageError.of(label, "rootModelIdentifier", "an entry with a path", str(field))
+            raise PackageError.of(label, "rootModelIdentifier", "an entry with a path", str(field)[:80])
         entry = entry[field]
     model = file_below(path / "Data", entry) if isinstance(entry, str) else None
     if model is None:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.errors import KVError
+from kvstore.errors import Refused
 from runtime.mlpackage import Arg, Name, Op, TensorSpec
 from runtime.ops.weights import Source, Stored, WeightCache
 
@@ -22,8 +22,8 @@ Array: TypeAlias = NDArray[Any]
 Run: TypeAlias = Callable[..., Any]
 
 
-class OperationUnsupported(KVError):
-    """A function uses an operation, or a form of one, that isn't implemented. Raised at load."""
+class OperationUnsupported(Refused):
+    """A function uses an operation, or a form of one, that isn't implemented: another engine may run it. Raised at load."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from command import Answer, Kvferry
 
+from runtime.speculation import Speculation
+
 CHAT = ("chat", "--bundle", "tiny", "-n", "10")
 CODE = "from kvstore.__main__ import main; main()"
 MESSAGES = ("What is fog?", "And mist — “thin” fog 😀?", "Where is the ferry now?", "Who waits?", "Why?", "Then what?")
@@ -192,3 +194,63 @@ def test_a_terminal_is_asked_and_told(tmp_path: Path, tiny_bundle: Path) -> None
     os.close(master)
     assert child.returncode == 0 and out.strip()
     assert "Ctrl-D or /quit ends" in err and "0 reused, " in err and "it was not saved" in err
+
+
+AGAIN = "The ferry left at six. The ferry left at six. The ferry left"
+
+
+def test_speculation_gives_the_same_replies_and_tells_each_turn(
+    kvferry: Kvferry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("chat", "--bundle", "tiny", "-n", "16", "--json", "--system", "Be brief.")
+
+    def replies(*how: str) -> list[Any]:
+        answer = kvferry(*words, *how, stdin=f"{AGAIN}\n{AGAIN}\n")
+        assert answer.code == 0, answer.err
+        return lines(answer)
+
+    off = replies("--speculate", "off")
+    assert [turn["speculation"] for turn in off] == [{"on": False, "reason": "asked for"}] * 2
+    # The tiny model repeats nothing that prompt lookup finds: drafts are what it said without speculation, the second one wrong.
+    said = [token for turn in off for token in turn["tokens"]]
+
+    def told(tokens: Any, most: int) -> list[int]:
+        for at in range(len(said) - 1, 0, -1):
+            if list(tokens[-2:]) == said[at - 1 : at + 1]:
+                return [said[i] if i != at + 2 else said[i] ^ 1 for i in range(at + 1, min(len(said), at + 1 + most))]
+        return []
+
+    monkeypatch.setattr(Speculation.__init__, "__defaults__", (*Speculation.__init__.__defaults__[:3], told))
+    on = replies("--speculate", "on")
+    for one, other in zip(off, on, strict=True):
+        assert [one[k] for k in ("text", "tokens", "finish", "position")] == [
+            other[k] for k in ("text", "tokens", "finish", "position")
+        ]
+    for turn in on:
+        spoken = turn["speculation"]
+        assert spoken["on"] and spoken["rounds"] >= 2 and 0 < spoken["accepted"] < spoken["drafted"]
+        assert spoken["accepted_with_pending"] == spoken["accepted"] + spoken["rounds"]
+        assert sum(spoken["step_tokens"]) == len(turn["tokens"])
+    people = kvferry("chat", "--bundle", "tiny", "-n", "16", "--system", "Be brief.", stdin=AGAIN)
+    rounds, accepted, drafted = (on[0]["speculation"][k] for k in ("rounds", "accepted", "drafted"))
+    assert people.err.endswith(f"; {rounds} rounds, {accepted} of {drafted} drafts accepted\n")
+
+
+def test_speculation_in_a_decode_only_chat_takes_permission(kvferry: Kvferry) -> None:
+    words = (*CHAT, "--decode-only", "--json")
+    auto = lines(kvferry(*words, stdin="Why?"))[0]["speculation"]
+    assert auto == {"on": False, "reason": "the session is decode-only"}
+    refused = kvferry(*words, "--speculate", "on", stdin="Why?")
+    assert refused.code == 7 and "--allow-verify" in refused.out + refused.err
+    assert lines(kvferry(*words, "--allow-verify", stdin="Why?"))[0]["speculation"]["on"]
+
+
+def test_feeding_a_long_message_tells_how_far_it_is(kvferry: Kvferry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.cli.NOTE_SECONDS", 0.0)
+    long = " ".join(f"word {i}" for i in range(300))
+    told = kvferry(*CHAT, "--decode-only", stdin=long)
+    shown = [line for line in told.err.splitlines() if "Prefilling" in line]
+    assert len(shown) > 100 and shown[0].startswith("kvferry: Prefilling 1 of ")
+    total = shown[0].split(" of ")[1]
+    assert all(line.endswith(f" of {total}") for line in shown) and total.endswith(" tokens")
+    assert "Prefilling" not in told.out

@@ -177,5 +177,5 @@ def test_a_disk_that_refuses_is_told_with_the_place(
 def test_help_lists_every_exit_code(kvferry: Kvferry) -> None:
     text = " ".join(kvferry("--help").out.split())
     for code in ("0 done", "1 other", "2 usage", "3 missing", "4 corrupt", "5 another model", "6 another format",
-                 "7 refused", "8 unreachable", "9 a continuation that differs", "130 interrupted"):  # fmt: skip
+                 "7 refused", "8 unreachable", "9 a continuation that differs", "11 repaired with losses", "130 interrupted"):  # fmt: skip
         assert code in text

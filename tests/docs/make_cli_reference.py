@@ -10,8 +10,12 @@ from json_keys import JSON_KEYS
 
 from kvstore import errors
 from kvstore.__main__ import app
+from runtime.bench import SpeculationDiffers
 from runtime.cli import ReceiptMismatch
+from runtime.engine import EngineUnavailable, FunctionNotAllowed, InputMismatch
+from runtime.gate_command import GateFailed
 from runtime.opening import model_options
+from runtime.ops import OperationUnsupported
 
 ENVIRONMENT = {
     "KVFERRY_STORE": "the store's folder, where --store is not given. Default: `kvferry/store` in the user's data folder",
@@ -30,9 +34,16 @@ EXIT_CODES = {
     6: "another format: written by a newer kvferry",
     7: "refused: the rules do not allow it",
     8: "unreachable: nothing is known about what is there",
-    9: "a continuation that differs from the producer's",
+    9: "a continuation that differs: from the producer's, or from another that `gate` or `bench` compares it with",
+    10: "the store is full: its quota leaves no room, whatever is evicted",
+    11: "repaired with losses: `check --repair` has left nothing damaged, and some name lost something",
     130: "interrupted; what was saved is kept",
 }
+
+OTHERS = (
+    InputMismatch, EngineUnavailable, FunctionNotAllowed, OperationUnsupported, ReceiptMismatch, GateFailed, SpeculationDiffers,
+)  # fmt: skip
+"""Of engines and of commands that compare; bundles and packages have more."""
 
 HEAD = """\
 # The command line
@@ -97,9 +108,9 @@ def _exit_codes() -> str:
     kinds = [k for k in vars(errors).values() if inspect.isclass(k) and issubclass(k, errors.KVError)]
     rows = {}
     for code, words in EXIT_CODES.items():
-        names = [f"`{k.__name__}`" for k in [*kinds, ReceiptMismatch] if k.exit_code == code]
+        names = [f"`{k.__name__}`" for k in [*kinds, *OTHERS] if k.exit_code == code]
         rows[str(code)] = f"{words} | {', '.join(names)}"
-    told = "Bundles, packages and engines have error classes of their own, with the same codes.\n"
+    told = "Bundles, builds and packages have error classes of their own, with the same codes.\n"
     return _table(("code", "what", "errors"), rows) + "\n" + told
 
 

@@ -163,12 +163,12 @@ TEXTS = {
     "cut": (b'{"schemaVersion" : 1', "JSON"),
     "empty": (b"", "JSON"),
     "a list": (b"[1]", "a JSON object"),
-    "a key twice": (b'{"schemaVersion":1,"schemaVersion":2}', "a key twice"),
-    "NaN": (b'{"schemaVersion":NaN}', "the number NaN"),
-    "half a surrogate pair": (b'{"schemaVersion":1,"bundleName":"\\ud800"}', "surrogates"),
-    "Latin-1": (b'{"\xe9":1}', "utf-8"),
+    "a key twice": (b'{"schemaVersion":1,"schemaVersion":2}', "schemaVersion: expected each key at most once"),
+    "NaN": (b'{"schemaVersion":NaN}', "a finite number, found NaN"),
+    "half a surrogate pair": (b'{"schemaVersion":1,"bundleName":"\\ud800"}', "half a surrogate pair"),
+    "Latin-1": (b'{"\xe9":1}', "expected UTF-8, found byte 0xe9"),
     "deep": (b"[" * 100_000, "JSON"),
-    "ten thousand digits": (b'{"schemaVersion":' + b"1" * 10_000 + b"}", "JSON"),
+    "ten thousand digits": (b'{"schemaVersion":' + b"1" * 10_000 + b"}", "10000 characters"),
     "too large": (b" " * ((32 << 20) + 1), "at most 33554432 bytes"),
 }
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.register_assert_rewrite("kvstore.testing.contract")
+
 MEMORY = Path("/dev/shm")
 
 

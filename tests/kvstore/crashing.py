@@ -19,9 +19,9 @@ from typing import Any
 
 from kvmemory import save
 
-from kvstore import Store, prune
+from kvstore import Store, pins, prune, recode, trash
 
-CALLS = ("rename", "fsync", "writev", "unlink", "open", "mkdir", "rmdir")
+CALLS = ("rename", "link", "fsync", "writev", "unlink", "open", "mkdir", "rmdir")
 STEM = [(3 * i) % 90 for i in range(130)]
 
 
@@ -71,6 +71,17 @@ ACTIONS: dict[str, Callable[[Store], object]] = {
     "create": lambda store: Store.open(store.shelf.path.with_name(f"{store.shelf.path.name}-new")).close(),
 }
 
+RECODING: dict[str, Callable[[Store], object]] = {
+    "planes": lambda store: recode.apply(store, recode.plan(store, "planes")),
+    "raw": lambda store: recode.apply(store, recode.plan(store, "raw")),
+}
+
+KEEPING: dict[str, Callable[[Store], object]] = {
+    "restore": lambda store: trash.restore(store, "gone"),
+    "evict": lambda store: prune.apply(store, prune.eviction(store, 1)),
+    "pin": lambda store: pins.pin(store.shelf.records, "a"),
+}
+
 
 def step(path: Path, action: str, number: int) -> None:
     """Does an action; dies before its ``number``-th call, or says how many there were."""
@@ -89,7 +100,7 @@ def step(path: Path, action: str, number: int) -> None:
     with Store.open(path) as store:
         for name in CALLS:
             setattr(os, name, counted(getattr(os, name)))
-        ACTIONS[action](store)
+        {**ACTIONS, **RECODING, **KEEPING}[action](store)
     say("calls", count)
 
 

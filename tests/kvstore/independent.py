@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import zstandard
 from blake3 import blake3
 
 CONTEXT = "kvferry 2026-11-30 format 1 "
@@ -95,11 +96,31 @@ def unframe(data: bytes, kind: int) -> tuple[bytes, bytes]:
     version, found, codec, cipher = struct.unpack("<HBBB", data[8:13])
     content, stored = struct.unpack("<QQ", data[16:32])
     payload = data[128:]
-    need((version, found, codec, cipher, data[13:16]) == (1, kind, 0, 0, b"\0\0\0"), "header")
-    need(content == stored == len(payload) > 0, "length")
-    need(data[64:96] == data[32:64], "stored hash")
+    need((version, found, cipher, data[13:16]) == (1, kind, 0, b"\0\0\0"), "header")
+    need(stored == len(payload) > 0, "length")
+    if codec == 1:
+        need(kind == OBJECT, "codec")
+        need(data[64:96] == plain(payload), "stored hash")
+        payload = planes(payload, content)
+    else:
+        need(codec == 0 and data[64:96] == data[32:64], "stored hash")
+    need(content == len(payload), "length")
     need(data[32:64] == derive(NAME_CONTEXT[kind], payload), "content name")
     return data[32:64], payload
+
+
+def planes(payload: bytes, length: int) -> bytes:
+    """The content of codec 1."""
+    need(length % 2 == 0 and length <= 2**26 and length // 2 < len(payload) < length, "lengths of planes")
+    low, frame = payload[: length // 2], payload[length // 2 :]
+    need(frame[:4] == b"\x28\xb5\x2f\xfd", "frame")
+    said = zstandard.get_frame_parameters(frame)
+    need((said.content_size, said.dict_id, said.has_checksum) == (len(low), 0, False), "frame")
+    need(said.window_size <= 2**25, "window")
+    work = zstandard.ZstdDecompressor().decompressobj()
+    high = work.decompress(frame)
+    need(work.eof and not work.unused_data and len(high) == len(low), "frame")
+    return bytes(byte for pair in zip(low, high, strict=True) for byte in pair)
 
 
 def value(payload: bytes) -> Any:
@@ -152,7 +173,7 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
         head = json.loads((path / "format.json").read_text())
-        need(head["format"] == 2 and head["features"] == [], "format.json")
+        need(head["format"] == 2 and set(head["features"]) <= {"planes"}, "format.json")
 
     def ref(self, label: str) -> bytes:
         _, payload = unframe((self.path / "refs" / plain(label.encode()).hex()).read_bytes(), REF)

@@ -1,4 +1,4 @@
-"""Host memory without an array library, filled with KV that is causal like a model's; and short ways to save and carry it."""
+"""Short ways to find, load, compare and carry the KV of `kvstore.testing`, and to change files."""
 
 from __future__ import annotations
 
@@ -8,66 +8,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
-
-from kvstore import Group, Identity, Layout, Lineage, Saved, SoftToken, Store
+from kvstore import SoftToken, Store
 from kvstore.digest import ContentDigest, SnapshotDigest
-from kvstore.items import encode_items
-from kvstore.layout import Run, blocks_of
+from kvstore.layout import Run
 from kvstore.snapshot import Coverage, trimmed
 from kvstore.staging import Rows as Staged
 from kvstore.staging import Staging
+from kvstore.testing import HEAD, IDENTITY, LAYOUT, lineage, save
+from kvstore.testing import PlainRows as Memory
 
-LAYOUT = Layout((Group("full", None, (1, 4), 1, 4), Group("sliding", 128, (0, 2, 3), 2, 2)))
-IDENTITY = Identity.of({"weights": "w0", "tokenizer": "t0", "sidecars": [["embed", "e0"]], "window": 128, "scale": 0.5})
-HEAD = "h" * 64
-
-
-class Memory:
-    """Rows of ``tokens`` tokens, zero at first; implements `kvstore.Rows`."""
-
-    def __init__(self, layout: Layout, tokens: int) -> None:
-        self.layout = layout
-        self.tokens = tokens
-        self._step = [2 * g.row_elements for g in layout.groups]
-        self._arrays = [[bytearray(tokens * s) for _ in range(2 * len(g.layers))] for g, s in self._groups()]
-
-    def _groups(self) -> Iterator[tuple[Group, int]]:
-        return zip(self.layout.groups, self._step, strict=True)
-
-    def spans(self, group: int, start: int, stop: int) -> Sequence[memoryview]:
-        assert 0 <= start < stop <= self.tokens
-        step = self._step[group]
-        return [memoryview(a)[start * step : stop * step] for a in self._arrays[group]]
-
-    def rows(self, group: int, start: int, stop: int) -> list[bytes]:
-        return [bytes(span) for span in self.spans(group, start, stop)] if start < stop else []
-
-    @classmethod
-    def causal(cls, items: Sequence[int | SoftToken], engine: str = "cpu", layout: Layout = LAYOUT) -> Memory:
-        """A row is a function of all items up to its own, and of the engine that computed it. (No row byte is zero.)"""
-        memory = cls(layout, len(items))
-        hasher = blake3(engine.encode())
-        for at, item in enumerate(items):
-            hasher.update(encode_items([item]))
-            content = hasher.digest(length=layout.bytes_per_token).replace(b"\0", b"\1")
-            for group, step in enumerate(memory._step):
-                for array in memory._arrays[group]:
-                    array[at * step : (at + 1) * step] = content[:step]
-                    content = content[step:]
-        return memory
-
-
-def lineage(engine: str = "cpu") -> Lineage:
-    return Lineage.of({"engine": engine, "os": "test"})
-
-
-def save(store: Store, items: Sequence[int | SoftToken], engine: str = "cpu", **other: Any) -> Saved:
-    """Saves causal rows; ``other`` goes to `Store.save`."""
-    layout = other.pop("layout", LAYOUT)
-    rows = other.pop("rows", None) or Memory.causal(items, engine, layout)
-    other.setdefault("lineage", [lineage(engine)] * blocks_of(len(items)))
-    return store.save(layout, other.pop("identity", IDENTITY), items, rows, **{"namespace": "default", **other})
+__all__ = [
+    "HEAD",
+    "IDENTITY",
+    "LAYOUT",
+    "Change",
+    "Memory",
+    "carry",
+    "expect_rows",
+    "files",
+    "find",
+    "lineage",
+    "load",
+    "object_file",
+    "save",
+]
 
 
 def find(store: Store, items: Sequence[int | SoftToken], **other: Any) -> Any:

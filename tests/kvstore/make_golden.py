@@ -1,8 +1,9 @@
-"""Makes `golden/format-2`: one small store with all that format 2 can hold. Run once per format version, never again.
+"""Makes `golden/format-2`: one small store with all that format 2 can hold. Run once per format version and feature, never again.
 
     python tests/kvstore/make_golden.py tests/kvstore/golden/format-2
+    python tests/kvstore/make_golden.py tests/kvstore/golden/format-2-planes
 
-Its rows are those of `kvmemory.Memory.causal`; `format-2.json` beside the store says what a reader has to find.
+Its rows are those of `kvmemory.Memory.causal`, or with planes of `narrow.Narrow`; the ``.json`` beside the store says what a reader has to find.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import narrow
 from kvmemory import carry, save
 
 from kvstore import Lineage, SoftToken, Store
@@ -49,6 +53,24 @@ def fill(path: Path) -> None:
                 ("trimmed", "cpu", [[[0, 6]], [[3, 6]]]),
             )
         }
+    _settle(path, expected)
+
+
+def fill_planes(path: Path) -> None:
+    """A store that lists the feature: a snapshot whose objects are planes, and one that has two blocks of it and two raw ones."""
+    with Store.open(path) as store:
+        narrow.save(store, LONG, name="planes", codec="planes", pending=4, head="h" * 64)
+        narrow.save(store, [*LONG[:128], *range(67)], name="mixed")
+        expected = {
+            name: {"snapshot": store.match(name).digest.hex, "tokens": store.match(name).snapshot.tokens}
+            for name in ("planes", "mixed")
+        }
+    _settle(path, expected)
+
+
+def _settle(path: Path, expected: Mapping[str, Any]) -> None:
+    """Leaves what a second run makes as well, and says what is to be found."""
+    with Store.open(path) as store:
         for ref in store.shelf.records.refs():  # the time is the only thing that a second run would make differently
             file = path / "refs" / label_file(ref.label)
             file.write_bytes(encode_ref(Ref(ref.label, ref.snapshot, 1796000000)))
@@ -67,6 +89,7 @@ if __name__ == "__main__":
         raise SystemExit(f"{target} is there: golden files are added, never rewritten")
     target.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        fill(Path(scratch) / target.name)
+        make = fill_planes if target.name.endswith("-planes") else fill
+        make(Path(scratch) / target.name)
         shutil.move(Path(scratch) / target.name, target)
         shutil.move(Path(scratch) / f"{target.name}.json", target.parent)

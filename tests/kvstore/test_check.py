@@ -15,6 +15,7 @@ from kvstore.check import Report, check
 from kvstore.codec import HEADER
 from kvstore.digest import label_file
 from kvstore.errors import ObjectCorrupt
+from kvstore.inventory import FULL, QUICK
 
 ITEMS = [(3 * i) % 90 for i in range(400)]
 
@@ -41,15 +42,16 @@ def test_a_sound_store(store: Store) -> None:
     before = files(store.shelf.path)
     objects = [p for p in (store.shelf.path / "objects").rglob("*") if p.is_file()]
     seen: list[int] = []
-    for quick in (False, True):
-        report = check(store, quick=quick, progress=seen.append)
+    begun: list[int] = []
+    for level in (FULL, QUICK):
+        report = check(store, level, begin=begun.append, progress=seen.append)
         assert report.ok and report.problems == () and report.notes == ()
         assert (report.snapshots, report.objects) == (2, len(objects) == 16 and 16)
         assert report.bytes == sum(p.stat().st_size for p in objects)
         assert usable(report) == {"a": 400, "b": 3}
         assert "ok: 2 snapshots, 16 objects" in str(report)
         assert json.loads(json.dumps(report.value()))["ok"] is True
-    assert sum(seen) == 2 * report.bytes
+    assert sum(seen) == report.bytes and begun == [report.bytes, 0]
     assert files(store.shelf.path) == before
 
 
@@ -79,7 +81,7 @@ def test_what_is_left_of_a_name(store: Store, block: int, group: int, left: int)
     assert "1 problem: 2 snapshots" in str(report)
     if left != 400:
         assert f"name 'a': {left} of 400 tokens can be continued" in str(report)
-    assert check(store, quick=True).ok  # a flipped bit is found by reading only
+    assert check(store, QUICK).ok  # a flipped bit is found by reading only
     assert files(store.shelf.path) == before
 
 
@@ -88,8 +90,8 @@ def test_objects_absent_cut_and_of_another_length(store: Store) -> None:
     object_file(path, blocks[0][0]).unlink()
     cut = object_file(path, blocks[1][0])
     cut.write_bytes(cut.read_bytes()[:-1])
-    for quick in (False, True):
-        report = check(store, quick=quick)
+    for level in (FULL, QUICK):
+        report = check(store, level)
         found = {p.path: p.found for p in report.problems}
         assert len(found) == 2 and usable(report) == {"a": 0, "b": 3}
         assert any(text.endswith("found none.") for text in found.values())

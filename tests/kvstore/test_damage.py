@@ -156,7 +156,7 @@ def test_a_newer_frame_is_told_from_a_damaged_one(scene: Scene, kind: str) -> No
     change = Change(getattr(scene, kind))
     payload, number = change.before[128:], KINDS[kind][0]
     assert frame(number, payload) == change.before
-    for other in ({"version": 2}, {"version": 65535}, {"codec": 1}, {"cipher": 1}):
+    for other in ({"version": 2}, {"version": 65535}, {"codec": 2}, {"cipher": 1}):
         with change.to(frame(number, payload, **other)):
             with pytest.raises(FormatTooNew, match="Upgrade kvferry") as caught:
                 scene.read()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from independent import Reader
 from kvmemory import Memory, expect_rows, files, lineage, save
-from make_golden import ITEMS, LONG, fill
+from make_golden import ITEMS, LONG, fill, fill_planes
+from narrow import Narrow, codecs, expect
 
 from kvstore import SoftToken, Store
 from kvstore.codec import (
@@ -31,6 +32,7 @@ from kvstore.snapshot import Receipt
 
 GOLDEN = Path(__file__).parent / "golden"
 STORES = [GOLDEN / "format-2"]
+PLANES = [GOLDEN / "format-2-planes"]
 UNREAD = [GOLDEN / "format-1"]
 """Of formats that no release wrote."""
 
@@ -49,7 +51,7 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[s
 
 
 def test_there_is_one() -> None:
-    assert sorted(STORES + UNREAD) == sorted(path for path in GOLDEN.iterdir() if path.is_dir())
+    assert sorted(STORES + PLANES + UNREAD) == sorted(path for path in GOLDEN.iterdir() if path.is_dir())
 
 
 @pytest.mark.parametrize("path", UNREAD, ids=lambda path: path.name)
@@ -149,3 +151,60 @@ def test_a_golden_store_can_be_saved_to(golden: tuple[Path, dict[str, Any]]) -> 
         saved = save(store, [*ITEMS[:128], *range(50)], "cpu")
         assert saved.written_objects == 2 and isinstance(ITEMS[100], SoftToken)
         assert store.match("whole").n == 149
+
+
+# with the feature planes
+
+
+@pytest.fixture(params=PLANES, ids=lambda path: path.name)
+def planes(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    target = tmp_path / "golden"
+    shutil.copytree(request.param, target)
+    return target, expected(request.param)
+
+
+def test_planes_are_read(planes: tuple[Path, dict[str, Any]]) -> None:
+    path, want = planes
+    before = files(path)
+    assert json.loads(before["format.json"]) == {"format": 2, "features": ["planes"]}
+    assert sorted(codecs(path).values()) == [0] * 4 + [1] * 12
+    with Store.open(path) as store:
+        for name, entry in want.items():
+            match = store.match(name, head="h" * 64)
+            assert (match.digest.hex, match.snapshot.tokens) == (entry["snapshot"], entry["tokens"])
+            expect(store, name)
+    assert files(path) == before
+
+
+def test_the_independent_reader_agrees_about_planes(planes: tuple[Path, dict[str, Any]]) -> None:
+    path, want = planes
+    reader = Reader(path)
+    with Store.open(path) as store:
+        for name, entry in want.items():
+            snapshot = store.match(name).snapshot
+            rows, memory = reader.rows(bytes.fromhex(entry["snapshot"])), Narrow.causal(snapshot.items)
+            for g, group in enumerate(snapshot.layout.groups):
+                for place, (layer, part) in enumerate((layer, part) for layer in group.layers for part in "KV"):
+                    found = [rows[layer, part][token] for token in range(snapshot.tokens)]
+                    assert b"".join(found) == memory.rows(g, 0, snapshot.tokens)[place]
+
+
+def test_planes_are_still_written_like_this(tmp_path: Path) -> None:
+    """The same files but for the planes' Zstandard frames, which may be others; their content may not."""
+    fill_planes(tmp_path / "again")
+    here, golden = files(tmp_path / "again"), files(PLANES[0])
+    assert here.keys() == golden.keys() and codecs(tmp_path / "again") == codecs(PLANES[0])
+    for name, data in golden.items():
+        if name.startswith("objects/") and data[11]:
+            theirs, ours = (decode_header(one[name], Kind.OBJECT, name) for one in (golden, here))
+            assert (ours.name, ours.content_length) == (theirs.name, theirs.content_length)
+        else:
+            assert here[name] == data
+
+
+def test_a_golden_store_with_planes_can_be_saved_to(planes: tuple[Path, dict[str, Any]]) -> None:
+    path, _ = planes
+    with Store.open(path) as store:
+        saved = save(store, LONG, rows=Narrow.causal(LONG), name="again")
+        assert saved.written_objects == 0
+        expect(store, "again")

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from kvmemory import carry, expect_rows, files, find, save
+from kvmemory import IDENTITY, LAYOUT, carry, expect_rows, files, find, save
 
 from kvstore import Store
 from kvstore.check import check
+from kvstore.digest import root_key
 from kvstore.errors import StoreBusy
 from kvstore.index import VERSION, Index, refusal
+from kvstore.inventory import QUICK
 
 CHAINS = [[i, *range(100, 170 + i)] for i in range(12)]
 
@@ -133,7 +135,7 @@ def test_flipped_pages(tmp_path: Path) -> None:
                     assert match.snapshot.items[: match.n] == tuple(items[: match.n])
                     assert match.digest in {ref.snapshot for ref in store.shelf.records.refs()}
             # A check notices what SQLite alone can't, and makes it anew.
-            assert check(store, quick=True).ok
+            assert check(store, QUICK).ok
             for items in CHAINS[::4]:
                 assert find(store, [*items, 5000]).n == len(items)
     everything_is_found(path)
@@ -351,3 +353,14 @@ def test_whatever_stands_in_the_place_of_the_index_makes_room_for_it(tmp_path: P
     assert not (tmp_path / "elsewhere").exists()
     kept = [folder / "letter" for folder in (path / "trash").iterdir()]
     assert [letter.read_bytes() for letter in kept] == ([b"dear"] if thing == "folder" else [])
+
+
+def test_candidates_come_longest_first(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s") as store:
+        for cut in (3, 60, 64, 70, 100, 130, 190, 200):
+            save(store, [*range(cut), 5000 + cut])
+        root = root_key(IDENTITY.digest, LAYOUT.digest, "default")
+        asked = [*range(195), 9999]
+        found = [common for common, _ in store.indexed(lambda index: list(index.candidates(root, asked)))]
+        assert found == sorted(found, reverse=True)
+        assert sorted(set(found)) == [3, 60, 64, 70, 100, 128, 130, 190, 192, 195]

@@ -92,6 +92,9 @@ def test_rename(store: Store) -> None:
     assert records.rename_ref("New", "New").label == "New"
     with pytest.raises(RefConflict):
         records.rename_ref("New", "taken")
+    save(store, A, name="newer")
+    assert records.rename_ref("New", "newer").label == "newer"  # as if a first attempt had been killed halfway
+    assert records.rename_ref("newer", "New").label == "New"
     with pytest.raises(SnapshotMissing, match="no snapshot named 'old'"):
         records.rename_ref("old", "x")
     with pytest.raises(LabelInvalid):

@@ -97,7 +97,8 @@ def test_a_missing_tokenizer_config_is_refused(root: Path, folder: bool) -> None
     (root / "tokenizer_config.json").unlink()
     if folder:
         (root / "tokenizer_config.json").mkdir()
-    refused(root, SourceMissing, r"tokenizer_config\.json")
+    error = refused(root, SourceMissing, r"tokenizer_config\.json")
+    assert error.details["file"].endswith("tokenizer_config.json")
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "x", {}, True, 1024, [2], None])
@@ -109,7 +110,8 @@ def test_bos_token_id_has_to_be_an_id(root: Path, value: object) -> None:
 
 def test_bos_token_id_has_to_be_there(root: Path) -> None:
     rewrite(root / "config.json", lambda d: d.pop("bos_token_id"))
-    refused(root, SourceFieldError, r"bos_token_id: .*found no such field")
+    error = refused(root, SourceFieldError, r"bos_token_id: .*found no such field")
+    assert error.details["field"] == "bos_token_id"
 
 
 def test_bos_token_id_comes_from_either_place() -> None:
@@ -120,12 +122,14 @@ def test_bos_token_id_comes_from_either_place() -> None:
 
 def test_bos_token_id_has_to_be_what_the_tokenizer_begins_with(root: Path) -> None:
     rewrite(root / "config.json", lambda d: d.update(bos_token_id=3))
-    refused(
+    error = refused(
         root, SourceFieldError, r"bos_token: expected the token that config\.json's bos_token_id names \(3\), found .*2"
     )
+    assert error.details["field"] == "bos_token"
     rewrite(root / "config.json", lambda d: d.update(bos_token_id=2))
     rewrite(root / "tokenizer_config.json", lambda d: d.pop("bos_token"))
-    refused(root, SourceFieldError, r"tokenizer_config\.json: bos_token: .*found no such field")
+    error = refused(root, SourceFieldError, r"tokenizer_config\.json: bos_token: .*found no such field")
+    assert error.details["field"] == "bos_token"
 
 
 # Files that aren't files
@@ -152,13 +156,15 @@ def test_a_shard_has_to_be_a_regular_file(tmp_path: Path) -> None:
     shard = root / "model-00002-of-00002.safetensors"
     shard.unlink()
     os.mkfifo(shard)
-    refused(root, SourceMissing, "model-00002-of-00002.safetensors: expected a regular file")
+    error = refused(root, SourceMissing, "model-00002-of-00002.safetensors: expected a regular file")
+    assert error.details["file"] == str(shard)
 
 
 def test_a_gguf_file_has_to_be_a_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.gguf")
-    refused(tmp_path / "model.gguf", SourceMissing, r"model\.gguf: expected a regular file, found a named pipe")
-    refused(tmp_path / "none.gguf", SourceMissing, r"none\.gguf: expected a GGUF file, found none")
+    pipe = refused(tmp_path / "model.gguf", SourceMissing, r"model\.gguf: expected a regular file, found a named pipe")
+    none = refused(tmp_path / "none.gguf", SourceMissing, r"none\.gguf: expected a GGUF file, found none")
+    assert [error.details["file"] for error in (pipe, none)] == [str(tmp_path / n) for n in ("model.gguf", "none.gguf")]
 
 
 def test_a_safetensors_file_is_not_the_source_but_its_folder_is(root: Path) -> None:
@@ -168,7 +174,10 @@ def test_a_safetensors_file_is_not_the_source_but_its_folder_is(root: Path) -> N
 
 def test_a_file_too_short_for_a_header_is_refused_in_its_own_terms(root: Path) -> None:
     (root / "model.safetensors").write_bytes(b"1234567")
-    refused(root, SourceDamaged, r"model\.safetensors: the file's length: expected at least 10 bytes, found 7 bytes")
+    error = refused(
+        root, SourceDamaged, r"model\.safetensors: the file's length: expected at least 10 bytes, found 7 bytes"
+    )
+    assert error.details["file"].endswith("model.safetensors")
 
 
 # What a failed build leaves

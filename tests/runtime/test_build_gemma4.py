@@ -456,3 +456,22 @@ def test_one_other_token_far_back_changes_what_is_said(tiny_gemma4_bundle: Path,
         other[length // 2] = 300 + (other[length // 2] + 77) % 700
         said = [Runner(tiny_gemma4_bundle, engine).greedy(tokens, 32) for tokens in (ids[:length], other)]
         assert said[0] != said[1]
+
+
+def test_margins_add_a_function_to_both_heads_and_a_key_and_change_nothing_else(
+    tiny_gemma4_bundle: Path, tiny_gemma4_margins_bundle: Path
+) -> None:
+    plain, more = tiny_gemma4_bundle, tiny_gemma4_margins_bundle
+    assert digests_of(plain) == digests_of(more), "the same KV, and the same tokens after it"
+    configs = [json.loads((root / "convert_config.json").read_bytes()) for root in (plain, more)]
+    assert configs[1]["corellm"].pop("margin_function") == "margin"
+    assert configs[0] == configs[1]
+    for name in ("lmhead.mlpackage", "lmhead_v4.mlpackage"):
+        assert (plain / name / WEIGHT_FILE).read_bytes() == (more / name / WEIGHT_FILE).read_bytes()
+        assert set(Package.open(more / name).function(None).outputs) == {"token"}, (
+            "the default function is the published one"
+        )
+        assert set(Package.open(more / name).function("margin").outputs) == {"token", "margin"}
+    others = [p.relative_to(plain) for p in plain.rglob("*") if p.is_file() and "lmhead" not in str(p)]
+    changed = {str(name) for name in others if (plain / name).read_bytes() != (more / name).read_bytes()}
+    assert changed == {"convert_config.json", "kvferry.json"}

@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -311,6 +313,12 @@ def test_files_that_finder_leaves_in_a_package_do_not_matter(tmp_path: Path) -> 
 # The cache
 
 
+def checked(value: dict[str, Any]) -> str:
+    """A cache that holds ``value``, whole."""
+    rest = {key: inner for key, inner in value.items() if key != "check"}
+    return json.dumps({**rest, "check": blake3(json.dumps(rest, sort_keys=True).encode()).hexdigest()})
+
+
 def test_a_remembered_digest_is_used_for_an_untouched_file_only(tmp_path: Path) -> None:
     file, cache_file = tmp_path / "data", tmp_path / "cache.json"
     file.write_bytes(b"one")
@@ -321,12 +329,12 @@ def test_a_remembered_digest_is_used_for_an_untouched_file_only(tmp_path: Path) 
     # A planted digest shows whether the cache was asked.
     planted = json.loads(cache_file.read_text())
     planted["files"][str(file)][-1] = "c" * 64
-    cache_file.write_text(json.dumps(planted))
+    cache_file.write_text(checked(planted))
     assert DigestCache.open(cache_file).digest(file) == bytes.fromhex("c" * 64)
     for i in range(4):
         changed = json.loads(cache_file.read_text())
         changed["files"][str(file)][i] += 1
-        (tmp_path / "changed.json").write_text(json.dumps(changed))
+        (tmp_path / "changed.json").write_text(checked(changed))
         assert DigestCache.open(tmp_path / "changed.json").digest(file) == blake3(b"one").digest(), (
             f"part {i} of the key"
         )
@@ -363,15 +371,15 @@ CORRUPT = [
     b"{",
     b"\xff\xff",
     b"[]",
-    b'{"version": 1}',
-    b'{"version": 2, "files": {}, "derived": {}}',
-    b'{"version": 1, "files": [], "derived": {}}',
-    b'{"version": 1, "files": {"%s": [1, 2, 3, "cc"]}, "derived": {}}',
-    b'{"version": 1, "files": {"%s": [3, 1.5, 3, 4, "cc"]}, "derived": {}}',
-    b'{"version": 1, "files": {"%s": null}, "derived": {}}',
-    b'{"version": 1, "files": {}, "derived": {"tokenizer": "zz"}}',
-    b'{"version": 1, "files": {}, "derived": {"tokenizer": "ab"}}',
-    b'{"version": 1, "files": {}, "derived": null}',
+    b'{"version": 2}',
+    b'{"version": 3, "files": {}, "derived": {}}',
+    b'{"version": 2, "files": [], "derived": {}}',
+    b'{"version": 2, "files": {"%s": [1, 2, 3, "cc"]}, "derived": {}}',
+    b'{"version": 2, "files": {"%s": [3, 1.5, 3, 4, "cc"]}, "derived": {}}',
+    b'{"version": 2, "files": {"%s": null}, "derived": {}}',
+    b'{"version": 2, "files": {}, "derived": {"tokenizer": "zz"}}',
+    b'{"version": 2, "files": {}, "derived": {"tokenizer": "ab"}}',
+    b'{"version": 2, "files": {}, "derived": null}',
 ]
 
 
@@ -380,11 +388,27 @@ def test_a_corrupt_cache_is_ignored_and_written_anew(tmp_path: Path, data: bytes
     file, cache_file = tmp_path / "data", tmp_path / "cache.json"
     file.write_bytes(b"one")
     settle()
-    cache_file.write_bytes(data.replace(b"%s", str(file).encode()))
+    data = data.replace(b"%s", str(file).encode())
+    with suppress(ValueError, TypeError):  # as it would be if it were whole
+        data = checked(dict(json.loads(data))).encode()
+    cache_file.write_bytes(data)
     cache = DigestCache.open(cache_file)
     assert cache.digest(file) == blake3(b"one").digest()
     cache.save()
     assert json.loads(cache_file.read_text())["files"][str(file)][-1] == blake3(b"one").hexdigest()
+
+
+def test_a_changed_digest_is_not_believed(tmp_path: Path) -> None:
+    file, cache_file = tmp_path / "data", tmp_path / "cache.json"
+    file.write_bytes(b"one")
+    settle()
+    cache = DigestCache.open(cache_file)
+    cache.digest(file)
+    cache.save()
+    text, right = cache_file.read_text(), blake3(b"one").hexdigest()
+    assert text.count(right) == 1
+    cache_file.write_text(text.replace(right, blake3(b"two").hexdigest()))
+    assert DigestCache.open(cache_file).digest(file).hex() == right
 
 
 def test_a_cache_in_a_folder_that_cannot_be_made_is_let_be(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from bundle_folder import convert_config, documents, manifest, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvstore.jsonfile import JsonInvalid, parse_object
 from runtime.bundle import BundleConfig, BundleError
 from runtime.bundle.digests import DigestCache
-from runtime.jsonfile import JsonInvalid, parse_object
 
 scalars = (
     st.none()

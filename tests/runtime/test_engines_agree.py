@@ -22,7 +22,7 @@ from runtime.engine import Engine
 from runtime.hostkv import HostKV
 from runtime.portable import PortableEngine
 from runtime.session import Session
-from runtime.verify_head import TEXT, check_head, require_agreement
+from runtime.verify_head import TEXT, check_head
 
 Half = NDArray[np.float16]
 
@@ -67,7 +67,8 @@ def run(bundle: Bundle, engine: Engine, steps: tuple[Step, ...], ids: list[int])
     return np.stack(hidden), tokens
 
 
-def compare(bundle: Bundle, engine: Engine, steps: tuple[Step, ...], ids: list[int]) -> None:
+def compare(bundle: Bundle, engine: Engine, steps: tuple[Step, ...], ids: list[int]) -> tuple[float, list[int]]:
+    """How far hidden states are from the portable engine's, of the largest number; and the steps whose tokens differ although they are no near-ties."""
     portable = PortableEngine(bundle.root)
     (mine, said), (theirs, want) = run(bundle, engine, steps, ids), run(bundle, portable, steps, ids)
     far = np.abs(mine.astype(np.float32) - theirs.astype(np.float32)).max() / np.abs(theirs.astype(np.float32)).max()
@@ -77,15 +78,15 @@ def compare(bundle: Bundle, engine: Engine, steps: tuple[Step, ...], ids: list[i
     print(
         f"{len(steps)} steps: hidden {far:.2g} away, {sum(near)} near-ties, {sum(a != b for a, b in zip(said, want, strict=True))} differ"
     )
-    assert far <= HIDDEN
-    assert not wrong
     assert sum(near) * 2 < len(near) or len(near) < 8, "most positions must count"
+    return float(far), wrong
 
 
 @engines
 def test_decode_steps_of_a_text(make: Make, units: Units, bundle: Bundle, tmp_path: Path) -> None:
     ids = bundle.tokenizer.encode(TEXT * 2)
-    compare(bundle, make(bundle.root, tmp_path, units), decode_only(0, len(ids)), ids)
+    far, wrong = compare(bundle, make(bundle.root, tmp_path, units), decode_only(0, len(ids)), ids)
+    assert 0 < far <= HIDDEN and wrong == []
 
 
 @engines
@@ -93,14 +94,16 @@ def test_prefill_of_every_width(make: Make, units: Units, bundle: Bundle, tmp_pa
     config = bundle.config
     steps = schedule(0, 829, config.ctx, config.prefill_widths, config.plain_width)
     assert {step.width for step in steps} == {512, 256, 32, 8, 4, 1}
-    compare(bundle, make(bundle.root, tmp_path, units), steps, ids)
+    far, wrong = compare(bundle, make(bundle.root, tmp_path, units), steps, ids)
+    assert 0 < far <= HIDDEN and wrong == []
 
 
 @engines
 def test_the_batched_head_agrees_with_the_sequential_one(
     make: Make, units: Units, bundle: Bundle, tmp_path: Path
 ) -> None:
-    require_agreement(check_head(bundle, make(bundle.root, tmp_path, units), 4))
+    check = check_head(bundle, make(bundle.root, tmp_path, units), 4)
+    assert check.rows == () and check.batched == check.sequential and len(set(check.batched)) == 4
 
 
 def test_the_bound_is_not_out_of_reach_of_a_mistake(bundle: Bundle) -> None:

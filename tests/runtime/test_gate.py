@@ -14,14 +14,16 @@ from families import every_family
 from numpy.typing import NDArray
 
 from kvstore import Store
-from kvstore.errors import ObjectMissing
+from kvstore.errors import InputInvalid, ObjectMissing
 from runtime.bundle import Bundle
 from runtime.engine import Engine, Function, LoadLedger
 from runtime.gate import Configuration, Line, Report, Setup, Size, run_gate
 from runtime.gate.logits import Logits, logits_function
+from runtime.gate.measuring import Said, measured, threshold
 from runtime.gate.prompts import Prompt
-from runtime.gate.report import NEAR_TIE
+from runtime.gate.report import NEAR_TIE, Threshold
 from runtime.gate.restoring import places
+from runtime.gate.speculating import plain
 from runtime.gate.telling import report_text
 from runtime.mil import open_model
 from runtime.ops import OperationUnsupported
@@ -432,3 +434,64 @@ def test_without_margins_nothing_bounded_is_let_through(
     report, lines = gated(given)
     assert not report.margins and not report.near_ties
     assert [x.told for x in red(lines, "cross") if "no logits to judge it by" in x.told]
+
+
+with_margins = pytest.mark.parametrize(
+    "bundle", ["tiny", pytest.param("tiny-gemma4-margins", marks=pytest.mark.slow)], indirect=True, scope="session"
+)
+
+
+@with_margins
+def test_what_breaks_plain_verification_is_harmless_with_margins_at_the_measured_threshold(
+    bundle: Bundle, ids: list[int]
+) -> None:
+    """The stand-in passes the check before its first use, and flips near-ties from then on."""
+    wrong = second_best(bundle, CLOSE, checked_rows(bundle))
+    main = configuration(bundle, "fp32", lambda engine: Answering(engine, BATCHED, wrong))
+    given = replace(setup(bundle, ids, main, length=40), size=replace(SMALL, speculated=30, measured=40))
+    report, lines = gated(given)
+    assert [x.check for x in lines if x.holds is False] == ["speculation"] and report.threshold is None
+
+    report, lines = gated(replace(given, verify="margin"))
+    assert not [x for x in lines if x.holds is False]
+    ways = [(x.speculation.drafts, x.speculation.verify) for x in lines if x.speculation is not None]
+    assert ways == [("lookup", "margin"), ("told", "margin")]
+    told = next(x for x in lines if x.speculation is not None and x.speculation.drafts == "told")
+    assert told.holds and "near-tie ended" in told.told and "the KV too" in told.told
+    found = report.threshold
+    assert found is not None and found.rows >= 40 and found.flips >= 1 and found.move == 0
+    assert 0 < found.flip < CLOSE and 2 * found.flip <= found.threshold < 2 * found.flip + 2e-4
+    text = report_text(report, 110)
+    assert f"--threshold {found.threshold}" in text and f"{found.flips} chose another token" in text
+    assert report.value()["threshold"]["flips"] == found.flips and report.value()["verify"] == "margin"
+
+
+def test_an_honest_engine_measures_a_threshold_of_nothing(bundle: Bundle, ids: list[int]) -> None:
+    given = setup(bundle, ids, configuration(bundle, "fp32"), length=20)
+    found = measured(given, [plain(given, prompt)[0] for prompt in given.prompts])
+    # 20 tokens but the first, and 16 behind them, in steps of 4.
+    assert found == Threshold(rows=32, flips=0, flip=0.0, move=0.0, threshold=0.0)
+
+
+def test_the_threshold_is_twice_what_moved_or_flipped() -> None:
+    same, moved = (Said(3, 0.5), Said(3, 0.5)), (Said(3, 0.5), Said(3, 0.25))
+    assert threshold([same]) == Threshold(1, 0, 0.0, 0.0, 0.0)
+    assert threshold([same, moved]) == Threshold(2, 0, 0.0, 0.25, 0.5)
+    flip = (Said(3, 0.01), Said(4, 0.30001))
+    assert threshold([same, moved, flip]) == Threshold(3, 1, 0.30001, 0.25, 0.6001)
+
+
+def test_heads_without_margins_are_refused_before_anything_runs(tiny_gemma4_bundle: Path, ids: list[int]) -> None:
+    bundle = Bundle.open(tiny_gemma4_bundle)
+    given = replace(setup(bundle, ids, configuration(bundle, "fp32"), length=9), verify="margin")
+    with pytest.raises(InputInvalid, match=r"corellm\.margin_function.*found margin.*--margins"):
+        run_gate(given)
+
+
+def test_recheck_asks_for_nothing_of_the_batched_head_alone(bundle: Bundle, ids: list[int]) -> None:
+    wrong = second_best(bundle, CLOSE, checked_rows(bundle))
+    main = configuration(bundle, "fp32", lambda engine: Answering(engine, BATCHED, wrong))
+    given = replace(setup(bundle, ids, main, length=40), size=replace(SMALL, speculated=30), verify="recheck")
+    _, lines = gated(given)
+    assert not [x for x in lines if x.holds is False]
+    assert {x.speculation.verify for x in lines if x.speculation is not None} == {"recheck"}

@@ -20,8 +20,10 @@ from runtime.session import Session
 from runtime.speculation import Speculation
 
 BATCHED = "lmhead_v4.mlpackage"
-own_families = pytest.mark.parametrize("bundle", ["tiny", "tiny-llama"], indirect=True, scope="session")
-"""Those whose heads have margins: not the published shape."""
+own_families = pytest.mark.parametrize(
+    "bundle", ["tiny", "tiny-llama", "tiny-gemma4-margins"], indirect=True, scope="session"
+)
+"""Those whose heads have margins: the published shape itself has none."""
 
 
 @pytest.fixture(scope="module")

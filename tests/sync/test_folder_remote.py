@@ -149,8 +149,9 @@ def test_batches_wait_until_they_are_due() -> None:
 
     done = Tally(lambda amount: None)
 
-    def work(batch: Lengths) -> None:
+    def work(batch: Lengths) -> int:
         ahead[0] = max(ahead[0], taken[0] - done.objects)
+        return 0
 
     carry(Counted({ContentDigest(i.to_bytes(32)): 1 for i in range(5000)}), work, done)
     assert done.objects == 5000 and ahead[0] <= (2 * WORKERS + 2) * BATCH_OBJECTS

@@ -64,8 +64,8 @@ def test_no_more_is_taken_than_the_object_is_long() -> None:
     assert taken[0] == 1
     future = bytearray(data[:HEADER])
     future[8:10] = (2).to_bytes(2, "little")
-    header = Header(Kind.OBJECT, 1000, 1000, name.raw, bytes(32), codec=1)
-    with pytest.raises(FormatTooNew, match="codec 1"):
+    header = Header(Kind.OBJECT, 1000, 1000, name.raw, bytes(32), codec=2)
+    with pytest.raises(FormatTooNew, match="codec 2"):
         list(check_frame(name, 1000, endless(encode_header(header))))
     assert taken[0] == 1
 

@@ -1,4 +1,4 @@
-"""The two JSON files of a Gemma 4 bundle, in the published names and keys and no others."""
+"""The two JSON files of a Gemma 4 bundle, in the published names and keys; one more where the heads give margins."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def convert_config(spec: Gemma4Spec, packing: Packing) -> dict[str, Any]:
         "corellm": {
             "chunks": [config.chunk_package(index) for index in range(len(spec.chunk_bounds))],
             "lmhead": config.HEAD,
+            **({"margin_function": config.MARGIN_FUNCTION} if packing.margins else {}),
             "decode_function": "decode",
             "prefill": {
                 "N": list(widths),

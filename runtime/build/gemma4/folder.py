@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.jsonfile import JsonInvalid, read_object
 from runtime.build.digests import file_digest
 from runtime.build.errors import SourceDamaged, SourceMissing, field_error
 from runtime.build.gemma4.config import CONFIG, read_config
@@ -21,7 +22,6 @@ from runtime.build.gemma4.tokens import check_tokenizer
 from runtime.build.regular import regular_file
 from runtime.build.safetensors_file import INDEX, SafetensorsFolder
 from runtime.build.source import Origin, Turns
-from runtime.jsonfile import JsonInvalid, read_object
 
 _CONFIG_LIMIT = 8 << 20
 _TOKENIZER_LIMIT = 256 << 20

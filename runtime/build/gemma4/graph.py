@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from runtime.build.compress import Matrix, scaled
 from runtime.build.emitter import F16, Emitter, Numerics
 from runtime.build.gemma4.spec import PLE_NORM, PLE_PROJECTION, Gemma4Spec
+from runtime.build.graph import best_margin, greedy_token
 from runtime.build.spec import FULL, SLIDING
 
 KIND_SUFFIX = {SLIDING: "s", FULL: "f"}
@@ -267,10 +268,11 @@ class ChunkFunction:
         return self.emit.mb.matmul(x=x, y=y, transpose_x=flag(turn_x), transpose_y=flag(turn_y), name=name)
 
 
-def head_output(
-    emit: Emitter, spec: Gemma4Spec, hidden: Any, gain: NDArray[np.float16], name: str, matrix: Matrix
-) -> Any:
-    """The head: final norm, output matrix (``name`` is its key), argmax. ``hidden`` [H] or [N, H], divided by the residual scale -> ``token`` int32 [1] or [N].
+def head_outputs(
+    emit: Emitter, spec: Gemma4Spec, hidden: Any, gain: NDArray[np.float16], name: str, matrix: Matrix, *, margin: bool
+) -> list[Any]:
+    """The head: final norm, output matrix (``name`` is its key), argmax. ``hidden`` [H] or [N, H], divided by the residual scale -> ``token`` int32 [1] or [N];
+    with ``margin`` also ``margin``, of the logits without the cap.
 
     The model caps logits by tanh, which changes no argmax but in fp16, where it makes equal what was not: it is left out.
     """
@@ -278,4 +280,4 @@ def head_output(
     epsilon = spec.norm_epsilon / emit.numerics.residual_scale**2
     x = emit.norm(emit.reshape(hidden, (n, spec.hidden), "hidden_rows"), "output_norm", gain, epsilon, "output_normed")
     logits = emit.project(x, emit.matrix(name, matrix), "logits")
-    return emit.mb.reduce_argmax(x=logits, axis=emit.axis(-1), keep_dims=emit.boolean(False), name="token")
+    return [greedy_token(emit, logits), *([best_margin(emit, logits)] if margin else [])]

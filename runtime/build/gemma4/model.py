@@ -19,15 +19,18 @@ VerifyHead = Literal["same", "pal6"]
 @dataclass(frozen=True, slots=True)
 class Packing:
     """``weights``: the form of the chunks' matrices. ``verify_head``: "same" weights as the sequential head's, so that verification is exact, or
-    the published pairing, "pal6". ``sidecars``: the stage of both tables."""
+    the published pairing, "pal6". ``sidecars``: the stage of both tables. ``margins``: whether the heads have a second function that also gives the best
+    logit minus the second best, which the published shape has not."""
 
     weights: Form = "pal6"
     verify_head: VerifyHead = "same"
     sidecars: Stage = "int8"
+    margins: bool = False
 
     def origin(self) -> Origin:
         """What it adds to a bundle's origin."""
-        return {"weights": self.weights, "verify_head": self.verify_head, "sidecars": self.sidecars}
+        packed = {"weights": self.weights, "verify_head": self.verify_head, "sidecars": self.sidecars}
+        return {**packed, "margins": True} if self.margins else packed
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from runtime.build.compress import (
 from runtime.build.digests import TensorDigest, tensor_digest
 from runtime.build.emitter import Emitter, Numerics
 from runtime.build.gemma4 import description
-from runtime.build.gemma4.graph import ChunkFunction, ChunkWeights, chunk_inputs, fold, head_output
+from runtime.build.gemma4.graph import ChunkFunction, ChunkWeights, chunk_inputs, fold, head_outputs
 from runtime.build.gemma4.model import Gemma4Model, Packing
 from runtime.build.gemma4.spec import EMBEDDING, FINAL_NORM, PLE_EMBEDDING, PLE_NORM, PLE_PROJECTION, Gemma4Spec
 from runtime.build.kmeans import ENTRIES
@@ -208,10 +208,14 @@ def _heads(
     noted = {"output_norm": tensor_digest(gain), **dict(digests("output", rows))}
 
     def write(package: str, shape: tuple[int, ...], name: str, matrix: Matrix) -> None:
-        def emit(mb: Any, inputs: Mapping[str, Any]) -> list[Any]:
-            return [head_output(Emitter(mb, numerics), spec, inputs["hidden"], gain, name, matrix)]
+        def emit(mb: Any, inputs: Mapping[str, Any], margin: bool) -> list[Any]:
+            return head_outputs(Emitter(mb, numerics), spec, inputs["hidden"], gain, name, matrix, margin=margin)
 
-        write_package(folder / package, [FunctionRecipe("main", {"hidden": shape}, emit)])
+        functions = {"main": False, **({config.MARGIN_FUNCTION: True} if packing.margins else {})}
+        write_package(
+            folder / package,
+            [FunctionRecipe(f, {"hidden": shape}, partial(emit, margin=margin)) for f, margin in functions.items()],
+        )
 
     write(config.HEAD, (spec.hidden,), "output", rows)
     batch = (VERIFY_WIDTH, spec.hidden)

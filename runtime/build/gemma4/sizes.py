@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from pathlib import Path
 
+from kvstore.jsonfile import JsonInvalid, read_object
 from runtime.build import config
 from runtime.build.compress import Form, stored_bytes
 from runtime.build.errors import SourceDamaged
@@ -17,7 +18,6 @@ from runtime.build.gemma4.spec import Gemma4Spec
 from runtime.build.spec import OFFSET_WIDTHS, PLAIN_WIDTH, VERIFY_WIDTH
 from runtime.bundle import parse_config
 from runtime.engine import is_host_cache
-from runtime.jsonfile import JsonInvalid, read_object
 from runtime.plan_sizes import FunctionSize, ModelSizes
 
 _HALF = 2

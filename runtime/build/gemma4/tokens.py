@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kvstore.jsonfile import JsonInvalid, read_object
 from runtime.build.errors import SourceDamaged, field_error, tool_missing
 from runtime.build.gemma4.spec import Gemma4Spec
-from runtime.jsonfile import JsonInvalid, read_object
 from runtime.tokenizer import Tokenizer, TokenizerError
 from runtime.tokenizer_digest import CONFIG, LIMIT, TOKENIZER
 

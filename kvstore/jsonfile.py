@@ -1,7 +1,7 @@
 """Reads a JSON object from a file so that every reader of the file sees the same thing, or refuses.
 
 JSON leaves open what a repeated key, ``NaN``, a number of ten thousand digits or half a surrogate pair mean. Here
-each of them is an error, because a bundle that two readers understand differently has no identity.
+each of them is an error, because a file that two readers understand differently says nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kvstore.errors import KVError
+from .errors import KVError
 
 MAX_INT = 2**63 - 1
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

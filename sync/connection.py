@@ -1,0 +1,243 @@
+"""One HTTP connection to a kvferry server, and its answers: bounded, checked, and told as our errors."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import http.client
+import json
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore import errors
+from kvstore.errors import KVError, Refused, Unreachable
+
+from .bodies import MAP_TYPE
+from .tokens import NotAllowed, TokenRefused
+
+CONNECT_SECONDS = 10.0
+SECONDS = 60.0
+"""For the next bytes of an answer."""
+PIECE = 1 << 20
+MAX_ERROR = 1 << 16
+
+
+class FingerprintMismatch(Refused):
+    """The server shows another certificate than the one that this machine was paired with."""
+
+
+class TooMany(Unreachable):
+    """The server takes no more at the moment."""
+
+
+class NotUnderstood(Unreachable):
+    """An answer that no kvferry server gives: asking again won't help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A server, and what to tell it. ``fingerprint``: SHA-256 of its certificate in hex, or while pairing the first 20 digits of it; None for plain HTTP.
+    ``token``: its text."""
+
+    host: str
+    port: int
+    fingerprint: str | None = None
+    token: str | None = None
+
+    @property
+    def where(self) -> str:
+        """Its address for people."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'http' if self.fingerprint is None else 'https'}://{host}:{self.port}"
+
+
+class Connection:
+    """One connection; opened when it is first used, and anew after an error. Belongs to one thread at a time."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.shown: str | None = None
+        """The fingerprint of the certificate that the server showed."""
+        self._http: http.client.HTTPConnection | None = None
+
+    def close(self) -> None:
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+
+    @contextlib.contextmanager
+    def asking(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Sends a request and yields the answer; one of 400 and above is raised as the error that it tells.
+
+        ``body``: bytes, or an iterable of bytes with a Content-Length among ``headers``. What the block leaves unread of the answer closes the
+        connection. `Unreachable` for every error of the network; `FingerprintMismatch`.
+        """
+        try:
+            answer = self._ask(method, path, body, headers or {})
+            yield answer
+        except BaseException:
+            self.close()
+            raise
+        if not answer.isclosed() or answer.will_close:
+            self.close()
+
+    def _ask(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        with self._reaching():
+            made = self._open()
+            sent = {"Accept-Encoding": "identity", **headers}
+            if self.peer.token is not None:
+                sent["Authorization"] = f"Bearer {self.peer.token}"
+            try:
+                made.request(method, path, body, sent)
+            except (BrokenPipeError, ConnectionResetError):
+                # It may have refused the rest of the body, and said why.
+                answer = made.getresponse()
+                if answer.status < 400:
+                    raise
+            else:
+                answer = made.getresponse()
+            if answer.status >= 400:
+                raise self._told(answer)
+            return answer
+
+    def body(self, answer: http.client.HTTPResponse, limit: int) -> bytes:
+        """The whole body of an answer of at most ``limit`` bytes. `NotUnderstood` where it is longer."""
+        with self._reaching():
+            data = answer.read(limit + 1)
+        if len(data) > limit:
+            raise self.nonsense(f"expected at most {limit} bytes, found more")
+        return data
+
+    def map(self, answer: http.client.HTTPResponse, limit: int) -> bytes:
+        """The bytes of an answer that is a map."""
+        kind = answer.headers.get_content_type()
+        if kind != MAP_TYPE:
+            raise self.nonsense(f"expected {MAP_TYPE}, found {kind:.60}")
+        return self.body(answer, limit)
+
+    def nonsense(self, found: str) -> NotUnderstood:
+        """The error about an answer that no kvferry server gives."""
+        return NotUnderstood(
+            f"{self.peer.where}: its answer: {found}. Is this the address of a kvferry server?", where=self.peer.where
+        )
+
+    def _open(self) -> http.client.HTTPConnection:
+        if self._http is not None and _dropped(self._http):
+            self.close()  # an idle server closed it
+        if self._http is not None:
+            return self._http
+        if self.peer.fingerprint is None:
+            made = http.client.HTTPConnection(self.peer.host, self.peer.port, timeout=CONNECT_SECONDS)
+        else:
+            made = http.client.HTTPSConnection(
+                self.peer.host, self.peer.port, timeout=CONNECT_SECONDS, context=_any_certificate()
+            )
+        self._http = made
+        made.connect()
+        assert made.sock is not None
+        made.sock.settimeout(SECONDS)
+        made.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self.peer.fingerprint is not None:
+            shown = certificate_fingerprint(made.sock)
+            self.shown = shown
+            if not hmac.compare_digest(shown[: len(self.peer.fingerprint)], self.peer.fingerprint):
+                self.close()
+                raise FingerprintMismatch(
+                    f"{self.peer.where}: expected the certificate with the fingerprint {self.peer.fingerprint}, found {shown}. Nothing was sent. If the "
+                    f"server was set up anew, pair again; else somebody stands between.",
+                    where=self.peer.where,
+                )
+        return made
+
+    @contextlib.contextmanager
+    def _reaching(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, KVError):
+                raise
+            self.close()
+            raise unreachable(self.peer.where, error) from error
+
+    def _told(self, answer: http.client.HTTPResponse) -> KVError:
+        """The error that an answer tells, as one of ours; anything else is `Unreachable`."""
+        where, status = self.peer.where, answer.status
+        try:
+            value = json.loads(answer.read(MAX_ERROR))
+            name, message, details = value["error"], value["message"], value["details"]
+            if not (isinstance(name, str) and isinstance(message, str) and isinstance(details, dict)):
+                raise ValueError
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return self.nonsense(f"expected an error that is told as JSON, found status {status}")
+        kind = _KINDS.get(name, KVError)
+        known = {
+            key: found
+            for key, found in details.items()
+            if key in ("name", "digest", "label", "scope") and isinstance(found, str)
+        }
+        text = _printable(message)
+        if issubclass(kind, errors.Corrupt):
+            return kind.at(f"{where}", text.rstrip("."), where=where, **known)
+        return kind(f"{where}: {text}", where=where, status=status, **known)
+
+
+_KINDS: Mapping[str, type[KVError]] = {
+    kind.__name__: kind
+    for kind in (
+        errors.SnapshotMissing, errors.ObjectMissing, errors.ObjectCorrupt, errors.SnapshotCorrupt, errors.CoverageCorrupt,
+        errors.RefCorrupt, errors.RefConflict, errors.FormatTooNew, errors.InputInvalid, errors.LabelInvalid, errors.StoreBusy,
+        TokenRefused, NotAllowed, TooMany,
+    )
+}  # fmt: skip
+"""Errors that a server may tell by name."""
+
+
+def unreachable(where: str, error: OSError | http.client.HTTPException) -> Unreachable:
+    """An error of the network as ours."""
+    if isinstance(error, http.client.IncompleteRead):
+        found = f"the connection ended {error.expected or 'some'} bytes before the answer did"
+    elif isinstance(error, TimeoutError):
+        found = "no answer in time"
+    elif isinstance(error, OSError):
+        found = str(error.strerror or error)
+    else:
+        found = f"an answer that is no HTTP ({type(error).__name__})"
+    return Unreachable(
+        f"{where}: {found}. What was carried so far is kept. See that `kvferry serve` runs there and that the address is right, then run it again.",
+        where=where,
+    )
+
+
+def certificate_fingerprint(sock: Any) -> str:
+    """SHA-256 of the certificate that a TLS socket was shown, in hex."""
+    shown = sock.getpeercert(binary_form=True)
+    return hashlib.sha256(shown or b"").hexdigest()
+
+
+def _any_certificate() -> ssl.SSLContext:
+    """TLS 1.3 without a check of the certificate: `Connection` compares its fingerprint before it sends anything."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _dropped(made: http.client.HTTPConnection) -> bool:
+    """Whether the other side has closed an idle connection, or said something that nobody asked for."""
+    if made.sock is None:
+        return True
+    import select
+
+    return bool(select.select([made.sock], [], [], 0)[0])
+
+
+def _printable(text: str) -> str:
+    """A server's text for people, without what could move a terminal's cursor."""
+    return "".join(c if c.isprintable() else " " for c in text[:2000])

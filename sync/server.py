@@ -1,0 +1,599 @@
+"""The HTTP server: aiohttp on the outside, `Served` behind it. `docs/protocol.md` is the description.
+
+The event loop never touches the store: every question runs in a thread. Bodies that come in are handed to their thread piece by
+piece, so that one that comes faster than the disk takes it waits in the socket; bodies that go out are sent by the system from file to socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import os
+import ssl
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from kvstore.codec import HEADER, Kind, decode_header
+from kvstore.digest import ContentDigest, SnapshotDigest
+from kvstore.errors import (
+    Corrupt,
+    CoverageCorrupt,
+    FormatTooNew,
+    InputInvalid,
+    KVError,
+    Missing,
+    ObjectMissing,
+    RefConflict,
+    SnapshotCorrupt,
+    StoreBusy,
+)
+from kvstore.files import read_ahead
+from kvstore.shelf import FORMAT
+
+from .bodies import (
+    FRAME_TYPE,
+    FRAMES_TYPE,
+    MAP_TYPE,
+    MAX_FRAMES,
+    MAX_MAP,
+    MAX_REFS,
+    PROTOCOL,
+    Fetch,
+    Find,
+    Found,
+    Had,
+    Have,
+    Info,
+    Landed,
+    Limits,
+    Pair,
+    Paired,
+    Publish,
+    Published,
+    Refs,
+    RefShape,
+    Shape,
+    bits,
+    decode,
+    encode,
+)
+from .metering import Metering
+from .pairing import Offers
+from .remote import MAX_ASKED
+from .served import Served
+from .tokens import Grant, NotAllowed, TokenBook, TokenRefused
+
+_S = TypeVar("_S", bound=Shape)
+_T = TypeVar("_T")
+THREADS = 8
+LANDINGS = 16
+"""Bodies of object frames that are taken in at once."""
+READ_BUFFER = 1 << 20
+"""Bytes of a body that wait in memory for their thread, at most twice as many."""
+KEEPALIVE = 30.0
+SILENCE = 30.0
+"""Seconds that a client may take for the next piece of a body."""
+ANYBODY = 32
+"""Clients' worth of requests at once, where there are no tokens to tell clients apart."""
+SLOWEST = 4096
+"""Bytes a second that a body has to come with, after the first `SILENCE` seconds."""
+MAX_FIND = 48 << 20
+"""Bytes of a question by tokens, of which a soft one takes 36."""
+MAX_MANIFEST = (64 << 20) + HEADER
+A_DAY = 86400.0
+_SILENT = logging.Logger("kvferry.serve", logging.CRITICAL + 1)
+"""For aiohttp, which would tell of every client that speaks no HTTP."""
+_GRANT = web.RequestKey("grant", Grant)
+_OPEN = ("/healthz", "/v1/pair")
+"""Answered without a token."""
+
+
+class TooMany(KVError):
+    """More at once than the server takes from one client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to serve. ``allow``: scopes that the server grants at all; ``book``: None where everybody may do what ``allow`` says.
+
+    ``at_once``: requests of one token under way at once; more are answered with 429. Without tokens `ANYBODY` times as many in all.
+    """
+
+    allow: frozenset[str] = frozenset({"read"})
+    book: TokenBook | None = None
+    offers: Offers | None = None
+    at_once: int = 32
+    name: str = "kvferry"
+    log: Callable[[dict[str, Any]], None] = field(default=lambda line: None)
+
+
+def application(served: Served, settings: Settings) -> web.Application:
+    """The application for one store. Whoever runs it closes ``served`` afterwards."""
+    return _Server(served, settings).application()
+
+
+async def listening(
+    app: web.Application, host: str, port: int, tls: ssl.SSLContext | None, *, stop_seconds: float = 10.0
+) -> tuple[web.AppRunner, int]:
+    """Begins to serve; returns the runner, to be cleaned up, and the port (of ``port`` 0 one that is free). `OSError`."""
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        logger=_SILENT,
+        keepalive_timeout=KEEPALIVE,
+        read_bufsize=READ_BUFFER,
+        shutdown_timeout=stop_seconds,
+        max_line_size=8192,
+        max_field_size=8192,
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, host, port, ssl_context=tls, backlog=256)
+    try:
+        await site.start()
+    except BaseException:
+        await runner.cleanup()
+        raise
+    return runner, runner.addresses[0][1]
+
+
+class _Server:
+    def __init__(self, served: Served, settings: Settings) -> None:
+        self._served = served
+        self._settings = settings
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="kvferry-serve")
+        self._metering = Metering()
+        # Of their own: each waits for its client, and must not keep others from being answered.
+        self._landing_pool = ThreadPoolExecutor(LANDINGS, thread_name_prefix="kvferry-land")
+        self._landing = 0
+        self._pairing = asyncio.Lock()
+        self._busy: dict[str, int] = {}
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=0, middlewares=[self._answer])
+        router = app.router
+        router.add_get("/v1/info", self.info)
+        router.add_get("/v1/refs", self.refs)
+        router.add_get("/v1/refs/{label:.+}", self.ref, allow_head=False)
+        router.add_put("/v1/refs/{label:.+}", self.publish)
+        router.add_delete("/v1/refs/{label:.+}", self.remove)
+        router.add_get("/v1/snapshots/{digest}", self.manifest)
+        router.add_get("/v1/snapshots/{digest}/coverage", self.coverage)
+        router.add_post("/v1/have", self.have)
+        router.add_post("/v1/find", self.find)
+        router.add_get("/v1/objects/{name}", self.object)
+        router.add_put("/v1/objects", self.land)
+        router.add_post("/v1/fetch", self.fetch)
+        if self._settings.book is not None and self._settings.offers is not None:
+            router.add_post("/v1/pair", self.pair)
+        router.add_get("/healthz", self.healthz)
+        router.add_get("/metrics", self.metrics)
+        app.cleanup_ctx.append(self._running)
+        return app
+
+    async def _running(self, _: web.Application) -> AsyncIterator[None]:
+        async def tidy() -> None:
+            while True:
+                await asyncio.sleep(3600)
+                await self._run(self._served.tidy, A_DAY)
+
+        task = asyncio.create_task(tidy())
+        yield
+        task.cancel()
+        # Not on the loop itself: a thread that takes in a body waits for it, to be told that the connection has ended.
+        for pool in (self._pool, self._landing_pool):
+            await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
+
+    async def _run(self, work: Callable[..., _T], *args: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+
+    # around every request
+
+    @web.middleware
+    async def _answer(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        started = time.monotonic()
+        resource = request.match_info.route.resource
+        route = resource.canonical if resource is not None else "other"
+        who, answer, error = "-", None, None
+        try:
+            if route not in _OPEN and resource is not None:
+                grant = request[_GRANT] = self._grant(request)
+                who = grant.id
+            limit = self._settings.at_once * (ANYBODY if self._settings.book is None else 1)
+            if self._busy.get(who, 0) >= limit:
+                raise TooMany(f"expected at most {limit} requests at once, found more. Try again in a second.")
+            self._busy[who] = self._busy.get(who, 0) + 1
+            try:
+                answer = await handler(request)
+            finally:
+                self._busy[who] -= 1
+                if not self._busy[who]:
+                    del self._busy[who]
+        except KVError as refused:
+            error = type(refused).__name__
+            answer = _refusal(refused)
+        except OSError as failed:
+            error = type(failed).__name__
+            if isinstance(failed, ConnectionError):  # nobody is there to read this
+                answer = _error(499, error, "the connection ended.", {})
+            else:
+                answer = _refusal(KVError(f"the server's store: {failed.strerror or failed}."), _disk_status(failed))
+        except web.HTTPException as other:
+            error = "InputInvalid" if other.status < 500 else "KVError"
+            answer = _error(other.status, error, f"{request.method} {request.path}: {other.reason}.", {})
+        except Exception as bug:
+            # Ours: told whole to whoever reads the log, and to the client only that it is.
+            error = "".join(traceback.format_exception(bug))
+            answer = _error(500, "KVError", f"a fault in the server ({type(bug).__name__}); its log says more.", {})
+        finally:
+            seconds = time.monotonic() - started
+            status = answer.status if answer is not None else 499
+            sent = int(answer.content_length or 0) if answer is not None else 0
+            self._metering.request(request.method, route, status, seconds, sent)
+            line = {"method": request.method, "route": route, "status": status, "token": who, "seconds": round(seconds, 4),
+                    "bytes": sent, "peer": request.remote}  # fmt: skip
+            self._settings.log(line if error is None else {**line, "error": error})
+        if answer.status >= 400 and request.can_read_body and not request.content.at_eof():
+            answer.force_close()  # the rest of a body that nobody reads
+        return answer
+
+    def _grant(self, request: web.Request) -> Grant:
+        book, allow = self._settings.book, self._settings.allow
+        if book is None:
+            return Grant("loopback", allow, None)
+        kind, _, text = request.headers.get("Authorization", "").partition(" ")
+        grant = book.check(text if hmac.compare_digest(kind.lower().encode(), b"bearer") else None)
+        return Grant(grant.id, grant.scopes & (allow | {"admin"}), grant.namespaces)
+
+    # reading
+
+    async def info(self, request: web.Request) -> web.Response:
+        grant = _grant(request, "read")
+        spaces = None if grant.namespaces is None else tuple(sorted(grant.namespaces))
+        limits = Limits(MAX_ASKED, MAX_FRAMES, MAX_MAP)
+        return _map(Info(PROTOCOL, FORMAT, self._served.features, tuple(sorted(grant.scopes)), spaces, limits))
+
+    async def refs(self, request: web.Request) -> web.Response:
+        grant = _grant(request, "read")
+        limit = _number(request.query.get("limit", str(MAX_REFS)), "limit")
+        page, more = await self._run(self._served.refs, grant, request.query.get("after", ""), limit)
+        return _map(Refs(tuple(RefShape(r.label, r.snapshot.raw, r.updated) for r in page), more))
+
+    async def ref(self, request: web.Request) -> web.Response:
+        snapshot, frame = await self._run(self._served.ref, _grant(request, "read"), _label(request))
+        return _frame(frame, {"ETag": f'"{snapshot}"', "Cache-Control": "no-cache"})
+
+    async def manifest(self, request: web.Request) -> web.Response:
+        grant, digest = _grant(request, "read"), _digest(request)
+        frame = await self._run(self._served.manifest, grant, digest)
+        return _frame(frame, {"ETag": f'"{digest}"', "Cache-Control": "private, max-age=31536000, immutable"})
+
+    async def coverage(self, request: web.Request) -> web.Response:
+        frame = await self._run(self._served.coverage, _grant(request, "read"), _digest(request))
+        return _frame(frame, {"Cache-Control": "no-cache"})
+
+    async def have(self, request: web.Request) -> web.Response:
+        grant = _grant(request, "read" if "read" in request[_GRANT].scopes else "push")
+        asked = await self._map(request, Have)
+        lengths = {ContentDigest(_raw(name)): length for name, length in asked.objects}
+        if len(lengths) != len(asked.objects):
+            raise InputInvalid("objects: expected each once, found one twice")
+        there = await self._run(lambda: self._served.have(grant, lengths, sound=asked.sound))
+        self._metering.lookup(len(there), len(lengths) - len(there))
+        return _map(Had(bits([name in there for name in lengths])))
+
+    async def find(self, request: web.Request) -> web.Response:
+        grant = _grant(request, "read")
+        found = await self._run(self._served.find, grant, await self._map(request, Find, MAX_FIND))
+        return _map(Found(None, 0) if found is None else Found(found[0].raw, found[1]))
+
+    async def object(self, request: web.Request) -> web.StreamResponse:
+        grant = _grant(request, "read")
+        name = ContentDigest.parse(_hex(request.match_info["name"]))
+        with await self._open(grant, [name]) as ((fd, size),):
+            head = await self._run(os.pread, fd, HEADER, 0)
+            etag = f'"{decode_header(head, Kind.OBJECT, f"object {name}").stored.hex()}"'
+            headers = {"ETag": etag, "Accept-Ranges": "bytes", "Content-Type": FRAME_TYPE}
+            start, stop, status = 0, size, 200
+            asked = request.headers.get("Range")
+            if asked is not None and request.headers.get("If-Range", etag) == etag:
+                found = _range(asked, size)
+                if found is not None:
+                    (start, stop), status = found, 206
+                    headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+            answer = web.StreamResponse(status=status, headers=headers)
+            answer.content_length = stop - start
+            return await self._send(request, answer, [(fd, start, stop - start)])
+
+    async def fetch(self, request: web.Request) -> web.StreamResponse:
+        grant = _grant(request, "read")
+        names = [ContentDigest(_raw(name)) for name in (await self._map(request, Fetch)).objects]
+        with await self._open(grant, names) as files:
+            answer = web.StreamResponse(headers={"Content-Type": FRAMES_TYPE})
+            answer.content_length = sum(size for _, size in files)
+            return await self._send(request, answer, [(fd, 0, size) for fd, size in files])
+
+    async def _open(self, grant: Grant, names: list[ContentDigest]) -> _Opened:
+        opened = self._served.opened(grant, names)
+        files = await self._run(opened.__enter__)
+        for fd, _ in files:
+            read_ahead(fd)
+        return _Opened(opened, files)
+
+    async def _send(
+        self, request: web.Request, answer: web.StreamResponse, pieces: list[tuple[int, int, int]]
+    ) -> web.StreamResponse:
+        """Sends pieces of files, each (descriptor, first byte, bytes)."""
+        writer = await answer.prepare(request)
+        if request.method == "HEAD" or writer is None:
+            return answer
+        transport = request.transport
+        if transport is None:
+            raise ConnectionResetError
+        writer.send_headers()
+        loop = asyncio.get_running_loop()
+        for fd, start, count in pieces:
+            if transport.is_closing():
+                raise ConnectionResetError
+            if transport.get_extra_info("sslcontext") is None:
+                with open(fd, "rb", buffering=0, closefd=False) as file:
+                    sent = await loop.sendfile(transport, file, start, count)
+            else:
+                sent = await self._encrypted(answer, fd, start, count)
+            if sent != count:  # somebody cut the file: the length that was promised can't be kept
+                transport.abort()
+                raise ConnectionResetError
+            self._metering.sent(count)
+        await answer.write_eof()
+        return answer
+
+    async def _encrypted(self, answer: web.StreamResponse, fd: int, start: int, count: int) -> int:
+        """Over TLS the bytes pass through this process. Returns how many there were."""
+        sent = 0
+        while sent < count:
+            piece = await self._run(os.pread, fd, min(READ_BUFFER, count - sent), start + sent)
+            if not piece:
+                break
+            await answer.write(piece)
+            sent += len(piece)
+        return sent
+
+    # pushing
+
+    async def land(self, request: web.Request) -> web.Response:
+        grant = _grant(request, "push")
+        loop = asyncio.get_running_loop()
+        if self._landing >= LANDINGS:
+            raise TooMany(f"expected at most {LANDINGS} bodies of objects at once, found more. Try again in a second.")
+        self._landing += 1
+        try:
+            pieces = _pieces(request, loop, self._metering)
+            count = await loop.run_in_executor(self._landing_pool, self._served.land, grant, pieces)
+        except Corrupt as error:
+            return _refusal(error, 400)  # theirs, not the store's
+        finally:
+            self._landing -= 1
+        return _map(Landed(count))
+
+    async def publish(self, request: web.Request) -> web.Response:
+        grant, label = _grant(request, "push"), _label(request)
+        expect = _expected(request)
+        asked = await self._map(request, Publish, MAX_MANIFEST + MAX_MAP)
+        try:
+            held = await self._run(self._served.publish, grant, label, expect, asked.snapshot, asked.coverage)
+        except ObjectMissing as error:
+            return _refusal(error, 409)
+        except (SnapshotCorrupt, CoverageCorrupt) as error:
+            return _refusal(error, 400)
+        return _map(Published(held))
+
+    async def remove(self, request: web.Request) -> web.Response:
+        grant, label = _grant(request, "admin"), _label(request)
+        expect = _expected(request)
+        if expect is None:
+            raise InputInvalid("If-Match: expected the snapshot that the name stands for, found none")
+        await self._run(self._served.remove, grant, label, expect)
+        return web.Response(status=204)
+
+    async def _map(self, request: web.Request, shape: type[_S], limit: int = MAX_MAP) -> _S:
+        if request.content_type != MAP_TYPE:
+            raise InputInvalid(f"Content-Type: expected {MAP_TYPE}, found {request.content_type}")
+        length = request.content_length
+        if length is None or length > limit:
+            raise _TooLarge(f"Content-Length: expected at most {limit} bytes, found {length}")
+        data = bytearray()
+        started = time.monotonic()
+        while piece := await _next_piece(request):
+            data += piece
+            _require_pace(len(data), started)
+        return await self._run(decode, bytes(data), shape, "the body")
+
+    # pairing
+
+    async def pair(self, request: web.Request) -> web.Response:
+        offers, book = self._settings.offers, self._settings.book
+        assert offers is not None and book is not None
+        asked = await self._map(request, Pair, 4096)
+        async with self._pairing:  # one attempt at a time, however many ask
+            scopes, namespaces = await self._run(offers.take, asked.secret)
+            text, token = await self._run(book.issue, asked.device, scopes, namespaces)
+        return _map(Paired(text, token.scopes, token.namespaces, self._settings.name))
+
+    # for machines that watch
+
+    async def healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        if self._settings.book is not None:
+            _grant(request, "admin")
+        text, kind = self._metering.text()
+        return web.Response(body=text, headers={"Content-Type": kind})
+
+
+class _Opened:
+    """Files that were opened in a thread, for a ``with``."""
+
+    def __init__(self, opened: Any, files: list[tuple[int, int]]) -> None:
+        self._opened, self._files = opened, files
+
+    def __enter__(self) -> list[tuple[int, int]]:
+        return self._files
+
+    def __exit__(self, *raised: Any) -> None:
+        self._opened.__exit__(None, None, None)
+
+
+class _TooLarge(InputInvalid):
+    """A body of more bytes than allowed."""
+
+
+def _pieces(request: web.Request, loop: asyncio.AbstractEventLoop, metering: Metering) -> Iterator[bytes]:
+    """A body's pieces, for a thread. `InputInvalid` from a client that is too slow, `ConnectionError` when it went away."""
+    started, total = time.monotonic(), 0
+
+    while True:
+        piece = asyncio.run_coroutine_threadsafe(_next_piece(request), loop).result()
+        if not piece:
+            return
+        total += len(piece)
+        _require_pace(total, started)
+        metering.received(len(piece))
+        yield piece
+
+
+async def _next_piece(request: web.Request) -> bytes:
+    """What has come of a body; empty at its end. `InputInvalid` after too long a silence."""
+    try:
+        return await asyncio.wait_for(request.content.readany(), SILENCE)
+    except TimeoutError as error:
+        raise InputInvalid(f"the body: expected its next bytes within {SILENCE:g} s, found none") from error
+
+
+def _require_pace(total: int, started: float) -> None:
+    over = time.monotonic() - started - SILENCE
+    if over > 0 and total < over * SLOWEST:
+        raise InputInvalid(f"the body: expected at least {SLOWEST} bytes a second, found fewer")
+
+
+def _grant(request: web.Request, scope: str) -> Grant:
+    grant: Grant = request[_GRANT]
+    grant.require(scope)
+    return grant
+
+
+def _label(request: web.Request) -> str:
+    raw = request.rel_url.raw_path.removeprefix("/v1/refs/")
+    try:
+        return unquote(raw, errors="strict")
+    except UnicodeDecodeError as error:
+        raise InputInvalid("the name: expected UTF-8, percent-encoded, found something else") from error
+
+
+def _hex(text: str) -> str:
+    if len(text) != 64 or set(text) - set("0123456789abcdef"):
+        raise InputInvalid(f"digest: expected 64 lowercase hex digits, found {text!r:.80}")
+    return text
+
+
+def _raw(raw: bytes) -> bytes:
+    if len(raw) != 32:
+        raise InputInvalid(f"digest: expected 32 bytes, found {len(raw)}")
+    return raw
+
+
+def _digest(request: web.Request) -> SnapshotDigest:
+    return SnapshotDigest.parse(_hex(request.match_info["digest"]))
+
+
+def _number(text: str, what: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InputInvalid(f"{what}: expected a number, found {text!r:.40}")
+    return int(text)
+
+
+def _expected(request: web.Request) -> SnapshotDigest | None:
+    """Where a name is expected to stand: from If-Match, or None with ``If-None-Match: *``."""
+    match, none = request.headers.get("If-Match"), request.headers.get("If-None-Match")
+    if match is None and none == "*":
+        return None
+    if none is not None or match is None or len(match) != 66 or match[0] + match[-1] != '""':
+        raise InputInvalid('expected If-Match: "<snapshot>" or If-None-Match: *, found neither')
+    return SnapshotDigest.parse(_hex(match[1:-1]))
+
+
+def _range(text: str, size: int) -> tuple[int, int] | None:
+    """First byte and the one after the last; None for what is answered with the whole (other units, several ranges)."""
+    unit, _, spec = text.partition("=")
+    first, dash, last = spec.strip().partition("-")
+    if unit.strip().lower() != "bytes" or "," in spec or not dash or not first:
+        return None
+    start = _number(first, "Range")
+    stop = min(size, _number(last, "Range") + 1) if last else size
+    if start >= size or stop <= start:
+        raise _Unsatisfiable(f"Range: expected bytes below {size}, found {text!r:.60}", size=size)
+    return start, stop
+
+
+class _Unsatisfiable(InputInvalid):
+    """A range that lies outside the object."""
+
+
+def _map(value: Shape) -> web.Response:
+    return web.Response(body=encode(value), headers={"Content-Type": MAP_TYPE, "Cache-Control": "no-store"})
+
+
+def _frame(data: bytes, headers: dict[str, str]) -> web.Response:
+    return web.Response(body=data, headers={"Content-Type": FRAME_TYPE, **headers})
+
+
+_STATUS: tuple[tuple[type[KVError], int], ...] = (
+    (TokenRefused, 401),
+    (NotAllowed, 403),
+    (TooMany, 429),
+    (_TooLarge, 413),
+    (_Unsatisfiable, 416),
+    (RefConflict, 412),
+    (Missing, 404),
+    (StoreBusy, 503),
+    (Corrupt, 500),
+    (FormatTooNew, 400),
+    (InputInvalid, 400),
+)
+
+
+def _refusal(error: KVError, status: int | None = None) -> web.Response:
+    found = status or next((code for kind, code in _STATUS if isinstance(error, kind)), 400)
+    name = next((kind.__name__ for kind in type(error).__mro__ if not kind.__name__.startswith("_")), "KVError")
+    details = {
+        key: value for key, value in error.details.items() if key in ("name", "digest", "label", "scope", "size")
+    }
+    return _error(found, name, error.message, details)
+
+
+def _error(status: int, name: str, message: str, details: dict[str, Any]) -> web.Response:
+    headers = {"Cache-Control": "no-store"}
+    if status in (429, 503):
+        headers["Retry-After"] = "1"
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if status == 416:
+        headers["Content-Range"] = f"bytes */{details.get('size', '*')}"
+    text = json.dumps({"error": name, "message": message, "details": details}, ensure_ascii=False)
+    return web.Response(status=status, text=text, content_type="application/json", headers=headers)
+
+
+def _disk_status(error: OSError) -> int:
+    import errno
+
+    return 507 if error.errno in (errno.ENOSPC, errno.EDQUOT) else 500
