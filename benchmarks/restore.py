@@ -1,7 +1,8 @@
 """Restore 2,000 tokens from a cold store, every byte verified, against mapping and copying the same bytes.
 
 Floor: one file of the same bytes, mapped cold and copied to host rows (no verification). Bars: whole <= 1.3 x floor; trimmed
-<= 0.55 x the floor of the whole; faster than mlx-lm.
+<= 0.55 x the floor of the whole; faster than mlx-lm. Both sides fill memory that was used before, as a second restore does; ``fresh``: memory
+that never was, which the system has to find and clear meanwhile. The peers take what memory they take.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import mmap
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from kv import (
+    CONTEXT,
     IDENTITY,
     LAYOUT,
     arguments,
@@ -32,6 +35,7 @@ from peers import installed
 from kvstore import Store
 from kvstore.layout import trim_start
 from kvstore.staging import Rows, Staging
+from runtime.hostkv import HostKV
 
 TOKENS = 2000
 
@@ -49,13 +53,13 @@ def measure(folder: Path, count: int) -> dict[str, object]:
     kv, into = host(TOKENS), host(0)
     data = everything(kv, TOKENS)
     (folder / "floor").write_bytes(data)
-    target = np.ones(len(data), np.uint8)
+    used = np.ones(len(data), np.uint8)
     items = list(range(1000, 1000 + TOKENS))
     with Store.open(folder / "store") as store:
         store.save(LAYOUT, IDENTITY, items, kv, name="a", **save_arguments(TOKENS))
         _trimmed_copy(store, folder)
 
-    def floor() -> float:
+    def floor(target: np.ndarray[Any, Any]) -> float:
         cool(folder / "floor")
 
         def run() -> None:
@@ -66,7 +70,7 @@ def measure(folder: Path, count: int) -> dict[str, object]:
 
         return seconds(run)
 
-    def ours(name: str) -> float:
+    def ours(name: str, into: HostKV = into) -> float:
         with Store.open(folder / name, create=False) as store:
             cool(folder / name / "objects")
             cool(folder / name / "snapshots")
@@ -75,10 +79,15 @@ def measure(folder: Path, count: int) -> dict[str, object]:
     peers = installed(folder, kv, TOKENS)
     for peer in peers:
         peer.save()
-    sides = {"floor": floor, "whole": lambda: ours("store"), "trimmed": lambda: ours("trimmed")}
+    sides = {"floor": lambda: floor(used), "whole": lambda: ours("store"), "trimmed": lambda: ours("trimmed")}
+    fresh = {
+        "fresh_floor": lambda: floor(np.frombuffer(mmap.mmap(-1, len(data)), np.uint8)),
+        "fresh_whole": lambda: ours("store", HostKV(LAYOUT, CONTEXT)),
+    }
     sides |= {peer.name: peer.load for peer in peers}
     rounds(1, sides)
     times = rounds(count, sides)
+    times |= rounds(count, fresh)  # by themselves: memory that comes and goes slows whoever is next
     ours("store")
     assert everything(into, TOKENS) == data, "the restored rows are not the saved ones"
     return {
@@ -89,6 +98,7 @@ def measure(folder: Path, count: int) -> dict[str, object]:
         "times": summary(times),
         "ratio_to_floor": ratio(times, "whole", "floor"),
         "trimmed_ratio_to_floor_of_whole": ratio(times, "trimmed", "floor"),
+        "fresh_ratio_to_floor": ratio(times, "fresh_whole", "fresh_floor"),
         "peers": {
             peer.name: {
                 "version": peer.version,

@@ -8,8 +8,8 @@
 `Store.save` and `Store.load` take and return host memory (`Rows`, or `ArrayRows` over any arrays); no model and no array library is needed.
 The public names are imported when they are first used, so that a short command loads what it needs and nothing else.
 
-Order: errors · jsonfile · plaintext · mounts · holders · disk · digest · layout · identity · items · snapshot · planes · codec · match · files · objects · records · shelf · gauge · loss · saving ·
-backend · memory · staging · counts · index · usage · prune · quota · search · store · formats · recode · pins · trash · inventory · check_report · check · salvage · repair · report · explain · stats · doctor · cli · recode_command · stats_commands · upkeep · space · keeping · joined · demo · testing
+Order: errors · jsonfile · plaintext · mounts · holders · disk · waiting · digest · layout · identity · items · snapshot · signatures · planes · codec · match · files · objects · records · shelf · gauge · loss · saving ·
+backend · memory · staging · counts · index · usage · prune · quota · search · store · formats · recode · pins · keyring · trash · inventory · check_report · check · salvage · repair · report · explain · stats · doctor · cli · recode_command · stats_commands · upkeep · space · keeping · key_commands · joined · demo · testing
 """
 
 from importlib import import_module

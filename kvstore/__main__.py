@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from .cli import Place, Settings, default_store, fail, say_error
+from .cli import Place, Settings, config_folder, default_store, fail, progress, say_error
 from .disk import advice
 from .errors import KVError
 
@@ -34,6 +34,8 @@ _VERBS: Mapping[str, tuple[str, str]] = {
     "pin": ("kvstore.keeping", "Keep a snapshot whatever becomes of its name."),
     "unpin": ("kvstore.keeping", "Remove pins."),
     "trash": ("kvstore.keeping", "List, restore or delete what was collected."),
+    "keys": ("kvstore.key_commands", "The keys to sign with, and those that are trusted."),
+    "sign": ("kvstore.key_commands", "Sign snapshots."),
     "check": ("kvstore.upkeep", "Verify the store's files."),
     "recode": ("kvstore.recode_command", "Store objects smaller, or raw again."),
     "push": ("sync.cli", "Send snapshots to a remote."),
@@ -108,6 +110,28 @@ def _take_folder(store: Path, folder: Path, bundle: str) -> dict[str, Any]:
     return take_in(store, folder, bundle)
 
 
+def _look(address: str, *asked: Any, **how: Any) -> Any:
+    """For `kvferry find --remote`: what a remote has of some tokens."""
+    from sync.cli import token
+    from sync.remotes import open_remote
+    from sync.reuse import look
+
+    with open_remote(address, config=config_folder(), token=token()) as source:
+        return look(source, *asked, **how)
+
+
+def _bring(store: Any, address: str, *asked: Any, **how: Any) -> Any:
+    """For `kvferry generate --remote`: fetches what some tokens can use."""
+    from functools import partial
+
+    from sync.cli import token
+    from sync.remotes import open_remote
+    from sync.reuse import bring
+
+    with open_remote(address, config=config_folder(), token=token()) as source:
+        return bring(store, source, *asked, **how, meter=partial(progress, "fetch", unit="bytes"))
+
+
 def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
         from importlib.metadata import version
@@ -130,6 +154,7 @@ def app(ctx: click.Context, store: Path | None, json_: bool) -> None:
     8 unreachable, 9 a continuation that differs, 10 the store is full,
     11 repaired with losses, 130 interrupted.
     """
+    ctx.meta["runtime.look"], ctx.meta["runtime.bring"] = _look, _bring
     ctx.meta["sync.trims"] = _trims
     ctx.meta["sync.take_folder"] = _take_folder
     ctx.obj = Settings(store or default_store(), json_)

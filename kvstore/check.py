@@ -239,6 +239,7 @@ def _examine_snapshot(shelf: Shelf, seen: _Seen, digest: SnapshotDigest) -> None
             seen.problems.append(
                 Problem("manifest", path, found, names, f"`kvferry check --repair` puts it back; {todo}")
             )
+        _check_signatures(shelf, seen, digest)
         coverage = _coverage(shelf, seen, digest, snapshot, todo)
         lost = _lost(shelf, seen, snapshot, coverage)
         for b, g in lost:
@@ -283,6 +284,16 @@ def _coverage(shelf: Shelf, seen: _Seen, digest: SnapshotDigest, snapshot: Snaps
         seen.problems.append(Problem("coverage", path, found, names, todo))
     seen.indexed[digest] = (snapshot.tokens, _without_empty(coverage.runs))
     return coverage
+
+
+def _check_signatures(shelf: Shelf, seen: _Seen, digest: SnapshotDigest) -> None:
+    """Their form; whether they are true, whoever requires them looks."""
+    try:
+        shelf.records.signatures(digest)
+    except (Corrupt, FormatTooNew) as error:
+        names, found = tuple(seen.labels.get(digest, ())), error.found if isinstance(error, Corrupt) else error.message
+        todo = error.details.get("todo", "")
+        seen.problems.append(Problem(_kind("signatures", error), f"snapshots/{digest}.sig", found, names, todo))
 
 
 def _is_trimmed(snapshot: Snapshot, coverage: Coverage) -> bool:
@@ -406,17 +417,18 @@ def _foreign(shelf: Shelf, seen: _Seen) -> None:
         for name in names:
             good = {
                 "objects": len(name) == 1 and set(name) <= _HEX,
-                "snapshots": _is_digest(name.removesuffix(".cov")),
+                "snapshots": _is_digest(name.removesuffix(".cov").removesuffix(".sig")),
                 "refs": _is_digest(name),
                 "tmp": True,
                 "quarantine": True,
             }.get(folder, len(name) == 63 and set(name) <= _HEX)
             if not good:
                 strange.append(f"{folder}/{name}")
-            elif folder == "snapshots" and name.endswith(".cov"):
-                if shelf.records.has_snapshot(SnapshotDigest.parse(name.removesuffix(".cov"))):
+            elif folder == "snapshots" and name.endswith((".cov", ".sig")):
+                if shelf.records.has_snapshot(SnapshotDigest.parse(name[:-4])):
                     continue
-                seen.notes.append(f"{folder}/{name}: a coverage without its manifest; `kvferry gc` collects it.")
+                what = "a coverage" if name.endswith(".cov") else "signatures"
+                seen.notes.append(f"{folder}/{name}: {what} without its manifest; `kvferry gc` collects it.")
             elif folder in ("tmp", "quarantine"):
                 seen.notes.append(f"{folder}/{name}: unfinished; `kvferry gc` collects it if nobody is at work on it.")
     seen.notes += [f"{path}: not a name that kvferry gives; it is left alone." for path in strange]

@@ -9,7 +9,7 @@ from .digest import SnapshotDigest
 from .inventory import Level
 from .plaintext import counted, size_text
 
-Kind = Literal["object", "manifest", "coverage", "ref", "folder", "index", "newer"]
+Kind = Literal["object", "manifest", "coverage", "ref", "signatures", "folder", "index", "newer"]
 """What is damaged. ``newer``: a file that a newer version wrote, which is no damage and which nobody here can judge."""
 
 

@@ -29,12 +29,14 @@ from .errors import (
     InputInvalid,
     ObjectCorrupt,
     RefCorrupt,
+    SignaturesCorrupt,
     SnapshotCorrupt,
 )
 from .identity import MAX_FIELDS, Identity
 from .items import decode_items, encode_items
 from .layout import MAX_OBJECT, Group, Layout
 from .planes import MAX_PLANES, decode_planes, encode_planes, fits_planes
+from .signatures import MAX_SIGNATURES, Signature
 from .snapshot import MAX_TOKENS, Coverage, Lineage, Receipt, Ref, Snapshot
 
 MAGIC = b"KVFERRY\0"
@@ -67,6 +69,7 @@ class Kind(IntEnum):
     SNAPSHOT = 2
     COVERAGE = 3
     REF = 4
+    SIGNATURES = 5
 
 
 _CORRUPT: dict[Kind, type[Corrupt]] = {
@@ -74,6 +77,7 @@ _CORRUPT: dict[Kind, type[Corrupt]] = {
     Kind.SNAPSHOT: SnapshotCorrupt,
     Kind.COVERAGE: CoverageCorrupt,
     Kind.REF: RefCorrupt,
+    Kind.SIGNATURES: SignaturesCorrupt,
 }
 
 
@@ -287,6 +291,11 @@ class _Ref(msgspec.Struct, forbid_unknown_fields=True):
     updated: int
 
 
+class _Signatures(msgspec.Struct, forbid_unknown_fields=True):
+    snapshot: bytes
+    signatures: tuple[tuple[bytes, bytes], ...]
+
+
 def _unique(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
@@ -460,3 +469,31 @@ def decode_ref(data: bytes, what: str) -> Ref:
     if encode_ref(ref) != data:
         raise RefCorrupt.at(what, _OTHER_FORM)
     return ref
+
+
+def encode_signatures(snapshot: SnapshotDigest, signatures: Sequence[Signature]) -> bytes:
+    """The signatures of a snapshot, in the order of their keys."""
+    pairs = [(signature.key, signature.raw) for signature in signatures]
+    payload: bytes = msgpack.packb({"snapshot": snapshot.raw, "signatures": pairs})
+    return _record(Kind.SIGNATURES, record_digest("signatures", payload), payload)
+
+
+def decode_signatures(data: bytes, snapshot: SnapshotDigest) -> tuple[Signature, ...]:
+    """The signatures of ``snapshot`` by form: whether they are true is not looked at."""
+    what = f"signatures of {snapshot}"
+    payload, _ = _payload(data, Kind.SIGNATURES, what)
+    wire = _unpack(payload, _Signatures, SignaturesCorrupt, what)
+    try:
+        found = tuple(Signature(key, raw) for key, raw in wire.signatures)
+    except InputInvalid as error:
+        raise SignaturesCorrupt.at(what, str(error)) from error
+    if wire.snapshot != snapshot.raw:
+        raise SignaturesCorrupt.at(what, f"snapshot: expected {snapshot}, found {wire.snapshot.hex():.64}")
+    keys = [signature.key for signature in found]
+    if not 1 <= len(keys) <= MAX_SIGNATURES or keys != sorted(set(keys)):
+        raise SignaturesCorrupt.at(
+            what, f"signatures: expected 1 to {MAX_SIGNATURES} in order of their keys, each once, found {len(keys)}"
+        )
+    if encode_signatures(snapshot, found) != data:
+        raise SignaturesCorrupt.at(what, _OTHER_FORM)
+    return found

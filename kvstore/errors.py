@@ -113,6 +113,12 @@ class CoverageCorrupt(Corrupt):
     advice = SnapshotCorrupt.advice
 
 
+class SignaturesCorrupt(Corrupt):
+    """A file of signatures (``<digest>.sig``) fails its digest, header, limits or canonical form."""
+
+    advice = "`kvferry check --repair` sets it aside; then `kvferry pull REMOTE NAME` fetches them again, and `kvferry sign NAME` signs anew."
+
+
 class RefCorrupt(Corrupt):
     """A ref file fails its digest, header, limits or canonical form."""
 
@@ -183,6 +189,10 @@ class LabelInvalid(Refused, ValueError):
 
 class InputInvalid(Refused, ValueError):
     """An argument out of its documented range."""
+
+
+class Unsigned(Refused):
+    """A snapshot that no trusted key signed, where that is required. ``signed_by``: the keys that did."""
 
 
 class WouldDeleteMost(Refused):

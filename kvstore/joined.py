@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import click
@@ -16,7 +17,8 @@ def joined(
     What only the other form takes is refused with the form that it is for; what the chosen form requires is asked for.
     """
     names = {p.name for p in first.params}
-    both = [*first.params, *(p for p in second.params if p.name not in names)]
+    # Copies: the two commands stay what they are.
+    both = [copy(p) for p in (*first.params, *(p for p in second.params if p.name not in names))]
     required = {id(p) for p in both if p.required and isinstance(p, click.Option)}
     for param in both:
         if id(param) in required:

@@ -12,18 +12,18 @@ import shlex
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 from typing import Self
 
 from .codec import HEADER, Header, check_object, check_payload, decode_header, decode_object
 from .codec import Kind as FrameKind
 from .digest import ContentDigest
 from .errors import FormatTooNew, ObjectCorrupt, ObjectMissing, StoreCorrupt
-from .files import Root, close, read_ahead, read_at, read_parts
+from .files import Root, close, read_at, read_parts
 from .planes import fits_planes
+from .waiting import read_ahead
 
-AHEAD = 8
-"""Objects that the disk is told of before they are read."""
+AHEAD, AHEAD_FILES = 8 << 20, 32
+"""Bytes that the disk is told of before they are read, and objects at most: each holds a descriptor."""
 DECODERS, WAITING = 2, 4
 """Threads that read and decode planes, and how many objects may wait for them."""
 
@@ -131,17 +131,21 @@ class Objects:
             yield files
 
     def _opened(self, names: Sequence[ContentDigest]) -> Generator[int, None, None]:
-        fds: deque[int] = deque()
-        ahead = iter(names)
+        files: deque[tuple[int, int]] = deque()  # descriptor and size
+        ahead, todo = 0, deque(names)
         try:
-            for _ in names:
-                for name in islice(ahead, AHEAD - len(fds)):
-                    fds.append(self._open(name))
-                    read_ahead(fds[-1])
-                yield fds[0]
-                close(fds.popleft())
+            while todo or files:
+                while todo and (not files or (ahead < AHEAD and len(files) < AHEAD_FILES)):
+                    fd = self._open(todo.popleft())
+                    files.append((fd, size := os.fstat(fd).st_size))
+                    ahead += size
+                    read_ahead(fd, size)
+                yield files[0][0]
+                fd, size = files.popleft()
+                close(fd)
+                ahead -= size
         finally:
-            for fd in fds:
+            for fd, _ in files:
                 close(fd)
 
     def _open(self, name: ContentDigest) -> int:

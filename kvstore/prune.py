@@ -177,7 +177,7 @@ def _doomed(store: Shelved, marks: _Marks, spared: set[SnapshotDigest]) -> list[
     for digest in store.shelf.records.snapshots():
         if digest in marks.named or digest in spared:
             continue
-        size = (root.size(f"snapshots/{digest}") or 0) + (root.size(f"snapshots/{digest}.cov") or 0)
+        size = sum(root.size(f"snapshots/{digest}{end}") or 0 for end in ("", ".cov", ".sig"))
         tokens, contents = None, frozenset[bytes]()
         try:
             snapshot = store.shelf.records.snapshot(digest)
@@ -371,7 +371,8 @@ class _Work:
         for doomed in self._sliced(queue):
             digest = doomed.digest
             if digest in self._doomed and _set_aside(self._root, f"snapshots/{digest}", f"trash/{digest}.snapshot"):
-                _set_aside(self._root, f"snapshots/{digest}.cov", f"trash/{digest}.cov")
+                for end in (".cov", ".sig"):
+                    _set_aside(self._root, f"snapshots/{digest}{end}", f"trash/{digest}{end}")
                 self._doomed.discard(digest)
                 moved.append(doomed)
         if moved:
@@ -402,7 +403,7 @@ def _leftovers(store: Shelved) -> Iterator[tuple[str, int]]:
             for folder in ("tmp", "quarantine", "snapshots"):
                 for name in root.names(folder):
                     path = f"{folder}/{name}"
-                    if (folder != "snapshots" or name.endswith(".cov")) and _stale(store, path, lambda: True):
+                    if (folder != "snapshots" or name.endswith((".cov", ".sig"))) and _stale(store, path, lambda: True):
                         yield path, tree_bytes(root, path)
     except StoreBusy:
         return
@@ -412,11 +413,11 @@ def _stale(store: Shelved, path: str, then: Callable[[], bool]) -> bool:
     """``then()`` if nobody uses the file or folder at ``path``; under the exclusive, ref and snapshot locks.
 
     No saver runs, so nobody writes to ``tmp/``; a transfer keeps its folder in ``quarantine/`` locked; a coverage without its manifest
-    promises nothing.
+    promises nothing, and signatures vouch for nothing.
     """
     folder, _, name = path.partition("/")
     if folder == "snapshots":
-        digest = name.removesuffix(".cov")
+        digest = name.removesuffix(".cov").removesuffix(".sig")
         ours = len(digest) == 64 and not set(digest) - set("0123456789abcdef")
         return ours and not store.shelf.records.has_snapshot(SnapshotDigest.parse(digest)) and then()
     if folder == "tmp":

@@ -15,9 +15,11 @@ from .codec import (
     MAX_RECORD,
     decode_coverage,
     decode_ref,
+    decode_signatures,
     decode_snapshot,
     encode_coverage,
     encode_ref,
+    encode_signatures,
     encode_snapshot,
 )
 from .digest import SnapshotDigest, label_file
@@ -29,11 +31,13 @@ from .errors import (
     LabelInvalid,
     RefConflict,
     RefCorrupt,
+    SignaturesCorrupt,
     SnapshotCorrupt,
     SnapshotMissing,
     StoreCorrupt,
 )
 from .files import Pending, Root
+from .signatures import Signature, joined
 from .snapshot import Coverage, Ref, Snapshot
 
 _LIMIT = MAX_RECORD + HEADER
@@ -127,6 +131,39 @@ class Records:
         self._root.publish(batch)
         if not batch:  # a saver killed between its rename and this sync left entries that are not durable yet
             self._root.sync("snapshots")
+        return after
+
+    def signatures(self, digest: SnapshotDigest) -> tuple[Signature, ...]:
+        """The signatures of a snapshot by form; whether they are true is not looked at. `SignaturesCorrupt`, `FormatTooNew`."""
+        return self._signatures(digest, f"snapshots/{digest}.sig")
+
+    def buried_signatures(self, digest: SnapshotDigest) -> tuple[Signature, ...]:
+        """Those of a snapshot that lies in the trash; raises as `signatures`."""
+        return self._signatures(digest, f"trash/{digest}.sig")
+
+    def _signatures(self, digest: SnapshotDigest, path: str) -> tuple[Signature, ...]:
+        data = self._read(SignaturesCorrupt, f"signatures of {digest}", path)
+        return () if data is None else decode_signatures(data, digest)
+
+    def add_signatures(self, digest: SnapshotDigest, more: Iterable[Signature]) -> tuple[Signature, ...]:
+        """Adds signatures that the caller found true, durably; returns those that are there then. A damaged file is replaced.
+
+        `SnapshotMissing`; `InputInvalid` where they would be too many.
+        """
+        path, new = f"snapshots/{digest}.sig", tuple(more)
+        with self.locked_snapshots():
+            if not self.has_snapshot(digest):
+                raise SnapshotMissing(
+                    f"snapshot {digest}: expected its manifest in {self._root.path}, found none. Pull or save it, then sign it.",
+                    digest=digest.hex,
+                )
+            try:
+                there, damaged = self.signatures(digest), False
+            except SignaturesCorrupt:
+                there, damaged = (), True
+            after = joined(there, new)
+            if after and (damaged or after != there or self._root.size(path) is None):
+                self._root.publish([Pending(path, [encode_signatures(digest, after)])])
         return after
 
     @contextlib.contextmanager

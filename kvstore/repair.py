@@ -115,6 +115,7 @@ _PLANS = {
     "manifest": "is set aside, with its coverage and the names that stand for it",
     "coverage": "is made anew from the objects that are here",
     "ref": "is given anew as far as its file proves what it was; else it is set aside",
+    "signatures": "are set aside: nobody vouches by them any more",
     "folder": "is set aside, and an empty folder takes its place",
     "index": "is left alone",
     "newer": "is left alone: upgrade kvferry",
@@ -171,6 +172,8 @@ class _Work:
         )
         for path in self._paths("coverage"):
             self._make_coverage(SnapshotDigest.parse(path.rpartition("/")[2].removesuffix(".cov")))
+        for path in self._paths("signatures"):
+            self._drop_signatures(path)
         names = sorted([*self._gone, *self._hurt()], key=lambda lost: (lost.label is None, lost.label, lost.path))
         return Repaired(self._folder, tuple(self._actions), tuple(names))
 
@@ -302,7 +305,8 @@ class _Work:
                         self._root.publish([Pending(path, [spare])])
                         self._note(path, "put back from the trash")
                     else:
-                        self._root.set_aside(f"{path}.cov", f"{self._place()}/{digest}.cov")
+                        for end in (".cov", ".sig"):
+                            self._root.set_aside(f"{path}{end}", f"{self._place()}/{digest}{end}")
                     self._root.sync_all([self._place(), "snapshots"])
                     index.remove(digest)
 
@@ -434,6 +438,18 @@ class _Work:
             self._note(path, f"made anew: {len(here)} objects are here")
             if usable_at(snapshot, coverage, snapshot.tokens)[0] < snapshot.tokens:
                 self._lost.setdefault(digest, set())
+
+    def _drop_signatures(self, path: str) -> None:
+        """Whoever requires them is told that there are none. The snapshot itself is sound."""
+        name = path.rpartition("/")[2]
+        with self._records.locked_snapshots():
+            try:
+                self._records.signatures(SnapshotDigest.parse(name.removesuffix(".sig")))
+            except FormatTooNew:
+                return
+            except Corrupt:
+                if self._aside(path, name):
+                    self._note(path, "set aside: nobody vouches by it any more")
 
     def _hurt(self) -> Iterator[Lost]:
         """The names of what was narrowed, as they stand now."""

@@ -419,7 +419,7 @@ class Store:
 
 def _whole(targets: Sequence[memoryview], stride: int) -> Sequence[memoryview]:
     """Targets for a whole object, ``stride`` bytes a layer's K or V: where fewer rows are wanted, the rest goes nowhere."""
-    if all(len(target) == stride for target in targets):
+    if sum(map(len, targets)) == stride * len(targets):
         return targets
     return [part for target in targets for part in (target, memoryview(bytearray(stride - len(target))))]
 

@@ -21,6 +21,7 @@ from .errors import (
     Missing,
     ObjectMissing,
     RefConflict,
+    SignaturesCorrupt,
     SnapshotMissing,
     StoreBusy,
 )
@@ -95,7 +96,7 @@ def collected(shelf: Shelf) -> list[Collected]:
             continue
         promised = _promised(snapshot, coverage)
         buried = [name for name in promised if name.hex in there]
-        files = [f"{digest}.snapshot", f"{digest}.cov", *(name.hex for name in buried)]
+        files = [f"{digest}.snapshot", f"{digest}.cov", f"{digest}.sig", *(name.hex for name in buried)]
         sizes = sum(shelf.root.size(f"trash/{file}") or 0 for file in files)
         lacking = sum(name.hex not in there and not shelf.objects.has(name) for name in promised)
         found.append(Collected(digest, labels, snapshot.tokens, sizes, lacking, here))
@@ -140,11 +141,13 @@ def restore(store: Store, what: str, name: str | None = None) -> Restored:
             if snapshot.blocks[b][g] not in moved.here
         }
         store.publish(snapshot, coverage.without(lost))
+        with contextlib.suppress(SignaturesCorrupt, FormatTooNew):
+            records.add_signatures(digest, records.buried_signatures(digest))
         if label is not None:
             records.move_ref(label, before, digest)
         names = [] if found is None else [f"{label_file(found)}.ref"]
         # What could not be read may be readable the next time: until all of it is back the trash still says what it was.
-        known = [] if lost else [f"{digest}.snapshot", f"{digest}.cov", *names]
+        known = [] if lost else [f"{digest}.snapshot", f"{digest}.cov", f"{digest}.sig", *names]
         _clear(shelf, [*(one.hex for one in moved.here), *known])
     return Restored(digest, label, snapshot.tokens, moved.count, len(places) - len(moved.here))
 

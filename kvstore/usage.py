@@ -84,7 +84,7 @@ def usage(store: Shelved) -> Usage:
     for digest, contents in named.items():
         own = sum(sizes[raw] for raw in contents if holders[raw] == 1)
         shared = sum(sizes[raw] for raw in contents) - own
-        files = (root.size(f"snapshots/{digest}") or 0) + (root.size(f"snapshots/{digest}.cov") or 0)
+        files = sum(root.size(f"snapshots/{digest}{end}") or 0 for end in ("", ".cov", ".sig"))
         snapshots.append(SnapshotUsage(digest, tuple(sorted(labels.get(digest, ()))), own + files, shared))
     snapshots.sort(key=lambda s: (not s.names, s.names, s.digest))
     parts = [(folder, tree_bytes(root, folder)) for folder in ("objects", *_FOLDERS)]

@@ -10,7 +10,7 @@ The public names are imported when they are first used: `import runtime` itself 
 Order: packaging · mlpackage · mil · ops · engine · portable · tokenizer_digest · cuts · tokenizer · bundle ·
 coreml · hostkv · soft · chain · verify_head · lookup · speculation · verifier · state · reports · decoding ·
 session · chat_turns · chat · profile · plan_sizes · plan · ledgers · metrics · metrics_option · build · gate ·
-engine_options · speculation_options · opening · bundle_commands · checkpoint_commands · send_command · chat_commands · plan_commands ·
+engine_options · speculation_options · opening · remote_option · bundle_commands · checkpoint_commands · send_command · chat_commands · plan_commands ·
 stats_commands · explaining · gate_command · bench · bench_commands · cli
 """
 

@@ -24,6 +24,7 @@ from .ledgers import Gauge, Stats
 from .metrics.journal import Journal
 from .metrics_option import metrics_option
 from .opening import Steps, feeding, model_options, note_makers, open_model, read_tokens
+from .remote_option import bring, look, remote_option
 from .speculation import Asked, Verify
 from .speculation_options import as_json, chosen, speculation_options
 
@@ -138,6 +139,9 @@ def prefill(
 @click.option("-n", "count", type=click.IntRange(0), default=64, show_default=True, help="Tokens to generate.")
 @click.option("--decode-only", is_flag=True, help="Refuse to load anything but decode, as on a small device.")
 @click.option("--no-reuse", is_flag=True, help="Ignore what the store has for the prompt.")
+@remote_option(
+    "With --prompt alone: fetch what the prompt can use of REMOTE's snapshots first. It is told the prompt's tokens."
+)
 @click.option("--save", "save_as", metavar="NAME", type=Label(), help="Save the KV of all of it under this name.")
 @click.option("--stats", is_flag=True, help="Measure the memory of this process before and after; a table on stderr.")
 @speculation_options
@@ -152,6 +156,7 @@ def generate(
     count: int,
     decode_only: bool,
     no_reuse: bool,
+    remote: str | None,
     save_as: str | None,
     stats: bool,
     speculate: Asked,
@@ -169,6 +174,10 @@ def generate(
         raise click.UsageError("--at says where to continue a snapshot: it needs --from NAME.")
     if source is not None and no_reuse:
         raise click.UsageError("--no-reuse is for a prompt alone: what --from names is what to reuse.")
+    if remote is not None and (source is not None or no_reuse):
+        raise click.UsageError(
+            "--remote fetches what a prompt can reuse: it goes with --prompt, without --from and --no-reuse."
+        )
     opened = open_model(**model)
     journal.opened(opened.bundle, opened.engine)
     how, choice = chosen(
@@ -181,7 +190,7 @@ def generate(
     )
     tokenizer = opened.bundle.tokenizer
     gauge = Gauge(stats)
-    needs_store = source is not None or save_as is not None
+    needs_store = source is not None or save_as is not None or remote is not None
     if source is not None and not settings.store.exists():
         raise SnapshotMissing(f"no snapshot named {source!r}: there is no store at {settings.store}.", label=source)
     store = Store.open(settings.store) if needs_store or (not no_reuse and settings.store.exists()) else None
@@ -196,6 +205,7 @@ def generate(
             journal.restored(restored)
             reused, match = restored.reused_tokens, restored.match
         ids = tokenizer.encode(prompt, bos=source is None) if prompt else []
+        fetched = bring(store, remote, opened, ids) if store is not None and remote is not None else None
         steps = Steps()
         journal.enter("prefill")
         if ids:
@@ -240,6 +250,7 @@ def generate(
             "position": session.position,
             "reused_tokens": reused,
             "reused_lineages": makers,
+            "fetched": fetched,
             "restore_seconds": None if restored is None else restored.seconds,
             "restored_bytes": None if restored is None else restored.bytes,
             "fed_tokens": len(ids) if source is not None else len(ids) - reused,
@@ -282,9 +293,10 @@ def note_moved(name: str, before: SnapshotDigest | None, now: SnapshotDigest | N
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True))
 @click.option("--tokens", type=click.IntRange(1), help="Only the first N tokens of the text.")
 @click.option("--explain", is_flag=True, help="Also show the nearest snapshot, whosever it is: where it parts from the text, and why it serves no further.")  # fmt: skip
+@remote_option("Also say how much of it REMOTE has. It is told the text's tokens.")
 @model_options
 @common_options
-def find(settings: Settings, file: Path, tokens: int | None, explain: bool, **model: Any) -> None:
+def find(settings: Settings, file: Path, tokens: int | None, explain: bool, remote: str | None, **model: Any) -> None:
     """Say how much of FILE's text the store already has, and where it first differs. FILE as for prefill; the store may be read-only."""
     opened = open_model(**model)
     ids = read_tokens(opened.bundle, file, tokens, fitting=False)
@@ -305,6 +317,14 @@ def find(settings: Settings, file: Path, tokens: int | None, explain: bool, **mo
         value["nearest"] = None if near is None else explanation(near, ids, bundle.tokenizer)
         none = "nearest: no snapshot begins with the text's first token, in any namespace and of any model"
         told += "\n" + (none if near is None else explanation_text(value["nearest"]))
+    if remote is not None:
+        there = look(remote, opened, ids)
+        value["remote"] = {
+            "address": remote,
+            "reused_tokens": 0 if there is None else there.n,
+            "snapshot": None if there is None else there.digest.hex,
+        }
+        told += f"\n{remote}: {0 if there is None else there.n:,} of {len(ids):,} tokens"
     settings.emit(value, told)
 
 

@@ -5,8 +5,8 @@
     with Store.open(there) as store, Folder.open(stick) as remote:
         pull(store, remote, ["book"], trimmed=True)
 
-Order: frames · plan · reach · remote · incoming · folder · carry · pulling · pushing · bodies · streams · tokens · pairing · certificate · catalogue ·
-served · metering · server · connection · client · known · prefixes · blobs · bucket · bucket_gc · reuse · remotes · onefile · watch · discovery · cli · onefile_commands ·
+Order: frames · plan · reach · remote · vouching · incoming · folder · carry · pulling · pushing · bodies · streams · tokens · pairing · certificate · catalogue ·
+served · metering · throttle · guard · openapi · server · connection · client · known · prefixes · blobs · bucket · bucket_gc · reuse · remotes · gateway · onefile · watch · discovery · cli · onefile_commands ·
 bucket_commands · pair_commands · watch_command · serve_command
 """
 

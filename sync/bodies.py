@@ -156,8 +156,10 @@ def encode(value: Shape) -> bytes:
 def decode(data: bytes, shape: type[_T], what: str) -> _T:
     """The value of a map. `InputInvalid` on any other bytes; ``what`` names them. The caller bounds their number."""
     try:
-        plain = msgpack.unpackb(data, use_list=False, strict_map_key=True, object_pairs_hook=_unique, max_ext_len=0)
-        return msgspec.convert(plain, shape)
+        # By type first: what doesn't belong is refused where it begins, before it is built. A megabyte of empty maps takes seventy.
+        value = msgspec.msgpack.decode(data, type=shape)
+        msgpack.unpackb(data, use_list=False, strict_map_key=True, object_pairs_hook=_unique, max_ext_len=0)
+        return value
     except (ValueError, TypeError, msgpack.UnpackException, msgspec.ValidationError, RecursionError) as error:
         found = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputInvalid(

@@ -20,9 +20,11 @@ from kvstore.codec import (
     decode_coverage,
     decode_header,
     decode_ref,
+    decode_signatures,
     decode_snapshot,
     encode_coverage,
     encode_ref,
+    encode_signatures,
     encode_snapshot,
 )
 from kvstore.digest import ContentDigest, PrefixKey, SnapshotDigest, label_file
@@ -32,6 +34,7 @@ from kvstore.errors import (
     ObjectMissing,
     RefConflict,
     RefCorrupt,
+    SignaturesCorrupt,
     SnapshotMissing,
     StoreCorrupt,
     StoreMissing,
@@ -42,6 +45,7 @@ from kvstore.layout import Layout
 from kvstore.objects import Objects
 from kvstore.records import check_label, folded
 from kvstore.shelf import FEATURES, FORMAT
+from kvstore.signatures import Signature, joined
 from kvstore.snapshot import Coverage, Ref, Snapshot
 
 from . import prefixes
@@ -50,6 +54,7 @@ from .frames import Buffer, check_frame
 from .plan import Lengths, objects
 from .reach import blaming_remote
 from .remote import MAX_ASKED, Frame
+from .vouching import checked
 
 _T = TypeVar("_T")
 _K = TypeVar("_K")
@@ -176,6 +181,16 @@ class Bucket:
             )
         with blaming_remote(self.where):
             return decode_snapshot(found[0], digest)
+
+    def signatures(self, digest: SnapshotDigest) -> Sequence[Signature]:
+        return self._signatures(digest)[0]
+
+    def _signatures(self, digest: SnapshotDigest) -> tuple[tuple[Signature, ...], Version | None]:
+        found = self.blobs.read(f"snapshots/{digest}.sig", MAX_RECORD)
+        if found is None:
+            return (), None
+        with blaming_remote(self.where):
+            return decode_signatures(found[0], digest), found[1]
 
     def have(self, objects: Lengths) -> set[ContentDigest]:
         return self._there(objects, self._is_there)
@@ -314,6 +329,26 @@ class Bucket:
                 done = held == before or self.blobs.replace(path, encode_coverage(held), version)
             if done:
                 return held
+        raise _overtaken(self.where, path)
+
+    def add_signatures(self, digest: SnapshotDigest, signatures: Sequence[Signature]) -> None:
+        path, new = f"snapshots/{digest}.sig", checked(signatures, digest)
+        if self.blobs.entry(f"snapshots/{digest}") is None:
+            raise SnapshotMissing(
+                f"{self.where}: snapshot {digest}: expected its manifest, found none.", digest=digest.hex
+            )
+        for _ in range(TRIES):
+            try:
+                before, version = self._signatures(digest)
+            except SignaturesCorrupt:  # healed by what was just brought
+                self.blobs.write(path, encode_signatures(digest, joined((), new)))
+                return
+            held = joined(before, new)
+            data = encode_signatures(digest, held)
+            if held == before or (
+                self.blobs.create(path, data) if version is None else self.blobs.replace(path, data, version)
+            ):
+                return
         raise _overtaken(self.where, path)
 
     def _claim(self, label: str, expect: SnapshotDigest | None, target: SnapshotDigest) -> None:

@@ -144,4 +144,4 @@ def _forget(bucket: Bucket, digest: SnapshotDigest, kept: dict[PrefixKey, prefix
             bucket.blobs.write(prefixes.path(key), prefixes.encode(kept[key]))
         else:
             bucket.blobs.delete([prefixes.path(key)])
-    bucket.blobs.delete([f"snapshots/{digest}.cov", f"snapshots/{digest}"])
+    bucket.blobs.delete([f"snapshots/{digest}.sig", f"snapshots/{digest}.cov", f"snapshots/{digest}"])

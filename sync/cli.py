@@ -20,12 +20,16 @@ from kvstore.plaintext import size_text
 from .carry import Carried, Moved
 from .plan import Plan
 from .remote import Source, Target
+from .vouching import Producers
 
 if TYPE_CHECKING:
     from kvstore.store import Store
 
 _FORCE = "Move the name even if the snapshot it stands for is not continued by the new one."
 _VERIFY = "Also read what is there already, and carry again what is damaged."
+_SIGNED = click.option(
+    "--require-signed", is_flag=True, help="Only snapshots that a trusted key signed (`kvferry keys`); others are refused, before any KV comes."
+)
 _DRY = "Say what would be carried; carry nothing."
 
 
@@ -90,6 +94,7 @@ _FOR = click.option(
 @click.option("--as", "rename", metavar="NEWNAME", type=Label(), help="The name that the snapshot gets here.")
 @click.option("--force", is_flag=True, help=_FORCE)
 @click.option("--verify", is_flag=True, help=_VERIFY)
+@_SIGNED
 @click.option("--dry-run", is_flag=True, help=_DRY)
 @common_options
 def pull(
@@ -101,6 +106,7 @@ def pull(
     rename: str | None,
     force: bool,
     verify: bool,
+    require_signed: bool,
     dry_run: bool,
 ) -> None:
     """Fetch snapshots from a REMOTE: a folder that was pushed to, or a kvferry server."""
@@ -108,7 +114,7 @@ def pull(
 
     from .remotes import open_remote
 
-    wanted = How(trimmed or _trims(profile), rename, force, verify, dry_run)
+    wanted = How(trimmed or _trims(profile), rename, force, verify, dry_run, producers(require_signed))
     with open_remote(remote, config=config_folder(), token=token()) as source, Store.open(settings.store) as store:
         _pull(settings, store, source, remote, names, wanted)
 
@@ -121,6 +127,7 @@ def pull(
 @_FOR
 @click.option("--force", is_flag=True, help=_FORCE)
 @click.option("--verify", is_flag=True, help=_VERIFY)
+@_SIGNED
 @click.option("--dry-run", is_flag=True, help=_DRY)
 @common_options
 def mirror(
@@ -131,6 +138,7 @@ def mirror(
     profile: str | None,
     force: bool,
     verify: bool,
+    require_signed: bool,
     dry_run: bool,
 ) -> None:
     """Fetch every snapshot of a REMOTE, or those whose names are like a PATTERN; run again, only what is new.
@@ -143,7 +151,7 @@ def mirror(
 
     from .remotes import open_remote
 
-    wanted = How(trimmed or _trims(profile), None, force, verify, dry_run)
+    wanted = How(trimmed or _trims(profile), None, force, verify, dry_run, producers(require_signed))
     with open_remote(remote, config=config_folder(), token=token()) as source, Store.open(settings.store) as store:
         names = [ref.label for ref in source.refs()]
         chosen = [name for name in names if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
@@ -157,8 +165,11 @@ def mirror(
 @click.argument("folder", type=Place(), metavar="DIR")
 @_TRIMMED
 @_FOR
+@_SIGNED
 @common_options
-def clone(settings: Settings, remote: str, folder: Path, trimmed: bool, profile: str | None) -> None:
+def clone(
+    settings: Settings, remote: str, folder: Path, trimmed: bool, profile: str | None, require_signed: bool
+) -> None:
     """Make a new store in DIR with every snapshot of a REMOTE. Interrupted, `kvferry mirror --store DIR` goes on."""
     from kvstore.store import Store
 
@@ -168,7 +179,7 @@ def clone(settings: Settings, remote: str, folder: Path, trimmed: bool, profile:
         raise Refused(
             f"{folder}: expected nothing or an empty folder, found something. `kvferry mirror --store {folder}` brings it up to date."
         )
-    wanted = How(trimmed or _trims(profile), None, False, False, False)
+    wanted = How(trimmed or _trims(profile), None, False, False, False, producers(require_signed))
     with open_remote(remote, config=config_folder(), token=token()) as source, Store.open(folder) as store:
         _pull(settings, store, source, remote, [ref.label for ref in source.refs()], wanted)
 
@@ -182,13 +193,15 @@ class How:
     force: bool
     verify: bool
     dry_run: bool
+    required: Producers | None
 
 
 def _pull(settings: Settings, store: Store, source: Source, remote: str, names: Sequence[str], how: How) -> None:
     from .pulling import plan_pull
     from .pulling import pull as fetch
 
-    options: dict[str, Any] = {"trimmed": how.trimmed, "rename": how.rename, "force": how.force, "verify": how.verify}
+    options: dict[str, Any] = {"trimmed": how.trimmed, "rename": how.rename, "force": how.force, "verify": how.verify,
+                               "required": how.required}  # fmt: skip
     if how.dry_run:
         print_plans(settings, remote, plan_pull(store, source, names, **options))
         return
@@ -199,6 +212,13 @@ def _pull(settings: Settings, store: Store, source: Source, remote: str, names: 
     for error in damaged:
         note_damaged(error)
     print_moved(settings, remote, moved)
+
+
+def producers(required: bool) -> Producers | None:
+    """Whom this machine trusts, where that is required."""
+    from kvstore.keyring import Keyring
+
+    return Keyring(config_folder()).trusted() if required else None
 
 
 def _trims(profile: str | None) -> bool:

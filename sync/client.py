@@ -17,6 +17,7 @@ import msgpack
 from kvstore.codec import (
     HEADER,
     MAX_RECORD,
+    MAX_UPDATED,
     Kind,
     decode_coverage,
     decode_header,
@@ -26,12 +27,15 @@ from kvstore.codec import (
     encode_snapshot,
 )
 from kvstore.digest import SIZE, ContentDigest, PrefixKey, SnapshotDigest
-from kvstore.errors import FormatTooNew, InputInvalid, SnapshotMissing, StoreBusy, Unreachable
+from kvstore.errors import FormatTooNew, InputInvalid, LabelInvalid, SnapshotMissing, StoreBusy, Unreachable
 from kvstore.items import Item, encode_items
 from kvstore.layout import MAX_OBJECT, Layout
 from kvstore.records import check_label
+from kvstore.signatures import Signature, joined
+from kvstore.shelf import FEATURES, FORMAT
 from kvstore.snapshot import Coverage, Ref, Snapshot
 
+from .bodies import Signature as SignatureShape
 from .bodies import (
     FRAMES_TYPE,
     MAP_TYPE,
@@ -49,13 +53,14 @@ from .bodies import (
     Published,
     Refs,
     Shape,
+    Signatures,
     decode,
     encode,
     flags,
 )
 from .connection import PIECE, Connection, NotUnderstood, Peer, unreachable
 from .frames import Buffer, check_frame
-from .plan import Lengths
+from .plan import Lengths, parts
 from .reach import blaming_remote
 from .remote import MAX_ASKED, Frame
 from .streams import Cut
@@ -66,6 +71,8 @@ ATTEMPTS = 4
 """Tries for one object, or one question, before a server counts as gone."""
 ENOUGH = 256 << 10
 """Bytes that are read before they are handed on, where so many are expected."""
+MAX_NAMES = 1_000_000
+"""Names that a server may have; a page counts for a hundred at least."""
 PAUSE = 0.2
 """Seconds before the second try; each later one waits twice as long."""
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", re.ASCII)
@@ -91,6 +98,15 @@ class Client:
                     supported=PROTOCOL,
                     found=info.protocol,
                 )
+            unknown = sorted(set(info.features) - set(FEATURES))
+            if unknown or info.format > FORMAT:
+                raise FormatTooNew(
+                    f"{client.where}: this kvferry knows format {FORMAT} and the features {list(FEATURES)}, found format {info.format} and {unknown!r:.200}. "
+                    f"Upgrade kvferry here.",
+                    features=unknown,
+                )
+            if min(info.limits.asked, info.limits.frames) < 1:
+                raise client._nonsense("expected limits of at least 1, found less")
         except BaseException:
             client.close()
             raise
@@ -168,19 +184,25 @@ class Client:
     # what both sides ask
 
     def refs(self) -> Iterator[Ref]:
-        after, more = "", True
+        after, more, count = "", True, 0
         while more:
-            with self._asking("GET", f"/v1/refs?after={quote(after, safe='')}&limit={MAX_REFS}") as (
-                connection,
-                answer,
-            ):
-                page = self._decoded(connection, answer, Refs)
+            path = f"/v1/refs?after={quote(after, safe='')}&limit={MAX_REFS}"
+            page = self._got(path, lambda connection, answer: self._decoded(connection, answer, Refs))
+            more, count = page.more, count + max(len(page.refs), MAX_REFS // 10)
+            if count > MAX_NAMES or len(page.refs) > MAX_REFS or (more and not page.refs):
+                raise self._nonsense(
+                    f"expected pages of 1 to {MAX_REFS} names and an end of them, found {len(page.refs)}"
+                )
             for one in page.refs:
-                if one.label <= after or len(one.snapshot) != 32:
+                if (
+                    one.label <= after
+                    or len(one.snapshot) != SIZE
+                    or not 0 <= one.updated <= MAX_UPDATED
+                    or not _is_label(one.label)
+                ):
                     raise self._nonsense(f"expected names in order after {after!r:.80}, found {one.label!r:.80}")
                 after = one.label
-                yield Ref(check_label(one.label), SnapshotDigest(one.snapshot), one.updated)
-            more = page.more and bool(page.refs)
+                yield Ref(one.label, SnapshotDigest(one.snapshot), one.updated)
 
     def ref(self, label: str) -> Ref | None:
         nfc = check_label(label)
@@ -197,6 +219,16 @@ class Client:
         limit = MAX_RECORD + HEADER
         return self._got(f"/v1/snapshots/{digest}", lambda c, answer: decode_snapshot(c.body(answer, limit), digest))
 
+    def signatures(self, digest: SnapshotDigest) -> Sequence[Signature]:
+        path = f"/v1/snapshots/{digest}/signatures"
+        try:
+            found = self._got(path, lambda c, answer: self._decoded(c, answer, Signatures)).signatures
+            return joined((), (Signature(one.key, one.signature) for one in found))
+        except SnapshotMissing:
+            return ()
+        except InputInvalid as error:
+            raise self._nonsense(str(error).rstrip(".")) from error
+
     def have(self, objects: Lengths) -> set[ContentDigest]:
         return self._have(objects, sound=False)
 
@@ -207,6 +239,8 @@ class Client:
         assert len(objects) <= MAX_ASKED
         if not objects:
             return set()
+        if len(objects) > self.info.limits.asked:
+            return set().union(*(self._have(part, sound=sound) for part in parts(objects, self.info.limits.asked)))
         asked = Have(tuple((name.raw, length) for name, length in objects.items()), sound)
         found = self._posted("/v1/have", asked, Had)
         try:
@@ -227,7 +261,7 @@ class Client:
 
     def fetch(self, names: Sequence[ContentDigest]) -> Iterator[Frame]:
         with self._connected() as connection:
-            stream = _Stream(connection, list(names))
+            stream = _Stream(connection, list(names), self.info.limits.frames)
             try:
                 for name in names:
                     yield name, stream.frame(name)
@@ -276,6 +310,16 @@ class Client:
         # It may have been done and the answer lost: the server then finds the name where it should be.
         return _tried(once)
 
+    def add_signatures(self, digest: SnapshotDigest, signatures: Sequence[Signature]) -> None:
+        body = encode(Signatures(tuple(SignatureShape(one.key, one.raw) for one in signatures)))
+
+        def once() -> None:
+            path = f"/v1/snapshots/{digest}/signatures"
+            with self._asking("PUT", path, body, {"Content-Type": MAP_TYPE}) as (connection, answer):
+                self._decoded(connection, answer, Signatures)
+
+        return _tried(once)
+
     def _nonsense(self, found: str) -> Unreachable:
         return Connection(self._peer).nonsense(found)
 
@@ -283,9 +327,11 @@ class Client:
 class _Stream:
     """Objects as one body of frames; when the connection breaks, the rest of the object under way, then of the others, from a new one."""
 
-    def __init__(self, connection: Connection, names: list[ContentDigest]) -> None:
+    def __init__(self, connection: Connection, names: list[ContentDigest], limit: int) -> None:
         self._connection = connection
-        self._left = names
+        self._left, self._limit = names, limit
+        self._coming = 0
+        """Objects of the body under way that have not begun."""
         self._scope = contextlib.ExitStack()
         self._answer: http.client.HTTPResponse | None = None
         self._piece = memoryview(bytearray(PIECE))
@@ -308,13 +354,17 @@ class _Stream:
 
     def _frame(self, name: ContentDigest) -> Iterator[Buffer]:
         head, sent, total = b"", 0, HEADER
-        tries = 0
+        tries = fresh = 0
         while sent < total:
             try:
+                if self._answer is not None and not head and not self._coming:
+                    self._scope.close()  # read to its end: more is asked for on the same connection
+                    self._answer = None
                 if self._answer is None:
                     self._ask(name, head, sent)
                 if not head:
                     head = self._exactly(HEADER)
+                    self._coming -= 1
                     header = decode_header(head, Kind.OBJECT, f"object {name}")
                     total = HEADER + header.stored_length
                     sent = HEADER
@@ -323,12 +373,13 @@ class _Stream:
                 count = self._read(self._piece[: min(PIECE, total - sent)])
             except Unreachable as error:
                 self._drop()
-                tries += 1
+                # A server that gives a little each time would be asked for ever.
+                tries, fresh = 1 if fresh >= ENOUGH else tries + 1, 0
                 if tries >= ATTEMPTS or isinstance(error, NotUnderstood):
                     raise
                 time.sleep(PAUSE * 2 ** (tries - 1))
                 continue
-            tries = 0
+            fresh += count
             sent += count
             yield self._piece[:count]
         if self._alone:
@@ -338,7 +389,9 @@ class _Stream:
         """All objects that are left; or, in the middle of one, its rest."""
         self._alone = bool(sent)
         if not sent:
-            body = encode(Fetch(tuple(n.raw for n in self._left)))
+            asked = self._left[: self._limit]
+            self._coming = len(asked)
+            body = encode(Fetch(tuple(n.raw for n in asked)))
             self._answer = self._scope.enter_context(
                 self._connection.asking("POST", "/v1/fetch", body, {"Content-Type": MAP_TYPE})
             )
@@ -351,7 +404,12 @@ class _Stream:
         headers = {"Range": f"bytes={sent}-", "If-Range": etag}
         self._answer = self._scope.enter_context(self._connection.asking("GET", f"/v1/objects/{name}", None, headers))
         total = HEADER + header.stored_length
-        if self._answer.status == 206:
+        whole = self._answer.status != 206
+        if self._answer.length != (total if whole else total - sent):
+            raise self._connection.nonsense(
+                f"expected {total} bytes, or those from {sent}, found {self._answer.length}"
+            )
+        if not whole:
             found = self._answer.headers.get("Content-Range", "")
             match = _CONTENT_RANGE.fullmatch(found)
             if match is None or tuple(map(int, match.groups())) != (sent, total - 1, total):
@@ -405,6 +463,13 @@ def _withheld(pieces: Iterable[Buffer], count: int) -> Iterator[Buffer]:
             last = bytes(piece)
     if last is not None:
         yield last
+
+
+def _is_label(text: str) -> bool:
+    try:
+        return check_label(text) == text
+    except LabelInvalid:
+        return False
 
 
 def _tried(once: Callable[[], _T]) -> _T:

@@ -6,9 +6,11 @@ import contextlib
 import hashlib
 import hmac
 import http.client
+import io
 import json
 import socket
 import ssl
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +19,15 @@ from kvstore import errors
 from kvstore.errors import KVError, Refused, Unreachable
 
 from .bodies import MAP_TYPE
-from .tokens import NotAllowed, TokenRefused
+from .tokens import NotAllowed, TokenRefused, check_token
 
 CONNECT_SECONDS = 10.0
 SECONDS = 60.0
-"""For the next bytes of an answer."""
+"""For the next bytes of an answer; and what may be waited for all of them beyond `SLOWEST`."""
+SLOWEST = 4096
+"""Bytes a second that an answer has to come with, after the first `SECONDS` of waiting for it."""
+MAX_HEAD = 1 << 16
+"""Bytes of an answer before its body, those of interim answers too."""
 PIECE = 1 << 20
 MAX_ERROR = 1 << 16
 
@@ -53,6 +59,47 @@ class Peer:
         """Its address for people."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'http' if self.fingerprint is None else 'https'}://{host}:{self.port}"
+
+
+class _Incoming(io.RawIOBase):
+    """What comes over a socket for one answer: not too much before its body, and not too slowly. `http.client` alone bounds neither."""
+
+    def __init__(self, raw: socket.SocketIO) -> None:
+        self._raw = raw
+        self._waited, self._total = 0.0, 0
+        self.head = True
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self.head and self._total >= MAX_HEAD:
+            raise http.client.HTTPException("too many headers")
+        started = time.monotonic()
+        count = self._raw.readinto(buffer)
+        self._waited += time.monotonic() - started
+        self._total += count or 0
+        if self._waited > SECONDS + self._total / SLOWEST:
+            raise TimeoutError(f"slower than {SLOWEST} bytes a second")
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Answer(http.client.HTTPResponse):
+    """An answer that is read through `_Incoming`."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **more: Any) -> None:
+        super().__init__(sock, *args, **more)
+        self.fp.close()
+        self._incoming = _Incoming(sock.makefile("rb", buffering=0))
+        self.fp = io.BufferedReader(self._incoming)
+
+    def begin(self) -> None:
+        super().begin()
+        self._incoming.head = False
 
 
 class Connection:
@@ -92,6 +139,7 @@ class Connection:
             made = self._open()
             sent = {"Accept-Encoding": "identity", **headers}
             if self.peer.token is not None:
+                check_token(self.peer.token)
                 sent["Authorization"] = f"Bearer {self.peer.token}"
             try:
                 made.request(method, path, body, sent)
@@ -104,14 +152,24 @@ class Connection:
                 answer = made.getresponse()
             if answer.status >= 400:
                 raise self._told(answer)
+            if answer.status != 200 and not (answer.status == 206 and "Range" in headers):
+                raise self.nonsense(f"expected status 200, found {answer.status}")
+            coding = answer.headers.get("Content-Encoding", "identity")
+            if coding != "identity" or answer.length is None:
+                raise self.nonsense(
+                    f"expected a Content-Length and no Content-Encoding, found {coding:.40} of {answer.length} bytes"
+                )
             return answer
 
     def body(self, answer: http.client.HTTPResponse, limit: int) -> bytes:
         """The whole body of an answer of at most ``limit`` bytes. `NotUnderstood` where it is longer."""
+        length = answer.length
+        if length is None or length > limit:
+            raise self.nonsense(f"expected at most {limit} bytes, found {length}")
         with self._reaching():
-            data = answer.read(limit + 1)
-        if len(data) > limit:
-            raise self.nonsense(f"expected at most {limit} bytes, found more")
+            data = answer.read(length)
+            if len(data) < length:
+                raise http.client.IncompleteRead(data, length - len(data))
         return data
 
     def map(self, answer: http.client.HTTPResponse, limit: int) -> bytes:
@@ -139,6 +197,7 @@ class Connection:
                 self.peer.host, self.peer.port, timeout=CONNECT_SECONDS, context=_any_certificate()
             )
         self._http = made
+        made.response_class = _Answer
         made.connect()
         assert made.sock is not None
         made.sock.settimeout(SECONDS)
@@ -169,17 +228,24 @@ class Connection:
         """The error that an answer tells, as one of ours; anything else is `Unreachable`."""
         where, status = self.peer.where, answer.status
         try:
-            value = json.loads(answer.read(MAX_ERROR))
+            if answer.length is None or answer.length > MAX_ERROR:
+                raise ValueError
+            value = json.loads(answer.read(answer.length))
             name, message, details = value["error"], value["message"], value["details"]
             if not (isinstance(name, str) and isinstance(message, str) and isinstance(details, dict)):
                 raise ValueError
         except (ValueError, KeyError, TypeError, RecursionError):
             return self.nonsense(f"expected an error that is told as JSON, found status {status}")
         kind = _KINDS.get(name, KVError)
-        known = {
-            key: found
+        known: dict[str, Any] = {
+            key: _printable(found)
             for key, found in details.items()
             if key in ("name", "digest", "label", "scope") and isinstance(found, str)
+        }
+        known |= {
+            key: found
+            for key, found in details.items()
+            if key in ("quota", "used", "needed") and type(found) is int and 0 <= found < 1 << 63
         }
         text = _printable(message)
         if issubclass(kind, errors.Corrupt):
@@ -191,7 +257,7 @@ _KINDS: Mapping[str, type[KVError]] = {
     kind.__name__: kind
     for kind in (
         errors.SnapshotMissing, errors.ObjectMissing, errors.ObjectCorrupt, errors.SnapshotCorrupt, errors.CoverageCorrupt,
-        errors.RefCorrupt, errors.RefConflict, errors.FormatTooNew, errors.InputInvalid, errors.LabelInvalid, errors.StoreBusy,
+        errors.RefCorrupt, errors.RefConflict, errors.FormatTooNew, errors.InputInvalid, errors.LabelInvalid, errors.StoreBusy, errors.StoreFull,
         TokenRefused, NotAllowed, TooMany,
     )
 }  # fmt: skip
@@ -233,9 +299,13 @@ def _dropped(made: http.client.HTTPConnection) -> bool:
     """Whether the other side has closed an idle connection, or said something that nobody asked for."""
     if made.sock is None:
         return True
+    if isinstance(made.sock, ssl.SSLSocket) and made.sock.pending():
+        return True
     import select
 
-    return bool(select.select([made.sock], [], [], 0)[0])
+    waiting = select.poll()  # `select.select` knows descriptors below 1024 only
+    waiting.register(made.sock, select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 def _printable(text: str) -> str:

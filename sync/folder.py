@@ -28,6 +28,7 @@ from kvstore.items import Item
 from kvstore.layout import Layout
 from kvstore.match import match_items
 from kvstore.shelf import Shelf
+from kvstore.signatures import Signature
 from kvstore.snapshot import Coverage, Ref, Snapshot
 
 from .frames import Buffer
@@ -35,6 +36,7 @@ from .incoming import Incoming, absent, move_name, promised, unsound
 from .plan import Lengths, objects
 from .reach import blaming, blaming_remote, reaching
 from .remote import MAX_ASKED, Frame
+from .vouching import checked
 
 
 def folder_path(address: str) -> Path:
@@ -115,6 +117,10 @@ class Folder:
     def snapshot(self, digest: SnapshotDigest) -> Snapshot:
         with self._asking():
             return self._shelf.records.snapshot(digest)
+
+    def signatures(self, digest: SnapshotDigest) -> Sequence[Signature]:
+        with self._asking():
+            return self._shelf.records.signatures(digest)
 
     def have(self, objects: Lengths) -> set[ContentDigest]:
         assert len(objects) <= MAX_ASKED
@@ -200,6 +206,10 @@ class Folder:
                 now = records.put_snapshot(snapshot, coverage)
             move_name(records, label, expect, coverage.snapshot)
         return now
+
+    def add_signatures(self, digest: SnapshotDigest, signatures: Sequence[Signature]) -> None:
+        with self._asking():
+            self._shelf.records.add_signatures(digest, checked(signatures, digest))
 
     def close(self) -> None:
         if self._incoming is not None:

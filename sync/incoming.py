@@ -158,13 +158,14 @@ class Incoming:
         ``promised``: objects that a published coverage names, so that they are durable. Of the others somebody may have been
         killed between renaming them and syncing the folder. Where planes came along, the store is one with planes from now on.
         """
-        self.settle()
-        if self._planes:
-            self._shelf.require("planes")
-        self._root.move([(f"{self._folder}/{name}", Objects.path(name)) for name in sorted(self._landed)])
-        unsure = needed.keys() - self._landed - promised
-        self._root.sync_all(sorted({Objects.path(name).rpartition("/")[0] for name in unsure}))
-        self._landed.clear()
+        with self._settling:  # what lands meanwhile is for the next time
+            self._settle()
+            if self._planes:
+                self._shelf.require("planes")
+            self._root.move([(f"{self._folder}/{name}", Objects.path(name)) for name in sorted(self._landed)])
+            unsure = needed.keys() - self._landed - promised
+            self._root.sync_all(sorted({Objects.path(name).rpartition("/")[0] for name in unsure}))
+            self._landed.clear()
 
     def discard(self) -> None:
         """Ends the transfer, and deletes what landed and was not published."""

@@ -101,7 +101,7 @@ def _accept(settings: Settings, invitation: str, at: str | None, device: str) ->
     from .bodies import MAP_TYPE, MAX_MAP, Pair, Paired, decode, encode
     from .connection import Connection, Peer
     from .known import Known, Server
-    from .pairing import Invitation
+    from .pairing import Invitation, check_paired
 
     if "://" in invitation:
         given = Invitation.from_url(invitation)
@@ -114,7 +114,7 @@ def _accept(settings: Settings, invitation: str, at: str | None, device: str) ->
     body = encode(Pair(given.secret, device))
     try:
         with connection.asking("POST", "/v1/pair", body, {"Content-Type": MAP_TYPE}) as answer:
-            paired = decode(connection.map(answer, MAX_MAP), Paired, "the answer")
+            paired = check_paired(decode(connection.map(answer, MAX_MAP), Paired, "the answer"))
     finally:
         connection.close()
     assert connection.shown is not None

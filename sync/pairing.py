@@ -18,7 +18,8 @@ import msgspec
 from kvstore.errors import InputInvalid
 from kvstore.files import Pending, Root
 
-from .tokens import SCOPES, TokenRefused
+from .bodies import Paired
+from .tokens import SCOPES, TokenRefused, check_token
 
 MINUTES = 10
 ATTEMPTS = 5
@@ -175,6 +176,15 @@ class Offers:
 
     def _write(self, offer: _Offer) -> None:
         self._root.publish([Pending(_FILE, [json.dumps(msgspec.to_builtins(offer)).encode()])])
+
+
+def check_paired(paired: Paired) -> Paired:
+    """What a server gave; `InputInvalid` unless it can be kept and shown to people, `TokenRefused` unless it is a token."""
+    check_token(paired.token)
+    shown = (paired.name, *paired.scopes, *(paired.namespaces or ()))
+    if not all(0 < len(text) <= 255 and text.isprintable() for text in shown):
+        raise InputInvalid(f"the answer: expected names of 1 to 255 printable characters, found {shown!r:.100}")
+    return paired
 
 
 def _digest(secret: str) -> str:

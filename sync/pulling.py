@@ -21,6 +21,7 @@ from .incoming import Incoming, absent, move_name, promised, unsound
 from .plan import Lengths, Plan, continues, objects, parting, parts, plan
 from .reach import blaming, blaming_remote
 from .remote import MAX_ASKED, Source
+from .vouching import Producers, take_along, vouched
 
 
 def plan_pull(
@@ -32,6 +33,7 @@ def plan_pull(
     rename: str | None = None,
     force: bool = False,
     verify: bool = False,
+    required: Producers | None = None,
 ) -> list[Plan]:
     """What `pull` with these arguments would carry, one plan a name; an object that two need is in the first only.
 
@@ -43,7 +45,7 @@ def plan_pull(
     plans: list[Plan] = []
     coming: set[ContentDigest] = set()
     for label in labels:
-        plans.append(_plan(store, source, label, check_label(rename or label), trimmed, force, verify, coming))
+        plans.append(_plan(store, source, label, check_label(rename or label), trimmed, force, verify, required, coming))
         coming |= plans[-1].move.keys()
     return plans
 
@@ -57,6 +59,7 @@ def pull(
     rename: str | None = None,
     force: bool = False,
     verify: bool = False,
+    required: Producers | None = None,
     meter: Meter = unmetered,
 ) -> Moved:
     """Brings the named snapshots into the store: only objects that it lacks, verified before any of them is visible.
@@ -67,11 +70,14 @@ def pull(
     where it is damaged; else it is looked for by name and length. Each snapshot is published by itself, in order; on an error the
     earlier ones stay and what was verified of this one waits for the next pull, which carries the rest.
 
+    Signatures come along. With ``required`` a snapshot that none of these producers signed is refused before any object of it is
+    fetched: `Unsigned`.
+
     `SnapshotMissing`, `Unreachable`, `Corrupt` by kind, `NotCovered` (too little of it is left to continue from),
     `Refused` (no room), `OSError` of the store's own disk.
     """
     started = time.monotonic()
-    plans = plan_pull(store, source, names, trimmed=trimmed, rename=rename, force=force, verify=verify)
+    plans = plan_pull(store, source, names, trimmed=trimmed, rename=rename, force=force, verify=verify, required=required)
     _require_room(store, sum(p.payload_bytes + HEADER * len(p.move) for p in plans))
     done = []
     with (
@@ -91,7 +97,7 @@ def pull(
                     # Collected at the remote since it was planned: ask again what there is now.
                     if attempt == ATTEMPTS:
                         raise
-                    current = _plan(store, source, label, first.label, trimmed, force, verify, set())
+                    current = _plan(store, source, label, first.label, trimmed, force, verify, required, set())
     return tally.moved(time.monotonic() - started, tuple(done))
 
 
@@ -103,6 +109,7 @@ def _plan(
     trimmed: bool,
     force: bool,
     verify: bool,
+    required: Producers | None,
     coming: set[ContentDigest],
 ) -> Plan:
     ref = source.ref(label)
@@ -112,6 +119,8 @@ def _plan(
             f"{source.where}: no snapshot named {label!r}; it has {', '.join(others[:20]) or 'none at all'}.",
             label=label,
         )
+    if required is not None:
+        vouched(source, label, ref.snapshot, required)
     snapshot = source.snapshot(ref.snapshot)
     expect = standing(store, source.where, target, ref.snapshot, snapshot, force)
     wanted = (trimmed_coverage if trimmed else whole)(ref.snapshot, snapshot)
@@ -171,6 +180,7 @@ def _standing_for(store: Store, label: str, digest: SnapshotDigest) -> Snapshot:
 
 def _pull(store: Store, source: Source, current: Plan, incoming: Incoming, tally: Tally) -> Carried:
     needed = objects(current.snapshot, current.coverage)
+    signatures = vouched(source, current.label, current.digest, None)
     while True:
         with store.shelf.shared():
             # What the plan carries may be here, damaged.
@@ -179,6 +189,7 @@ def _pull(store: Store, source: Source, current: Plan, incoming: Incoming, tally
                 durable = promised(store.shelf, current.digest, current.snapshot, current.expect)
                 incoming.publish(needed, durable)
                 coverage = store.publish(current.snapshot, current.coverage)
+                take_along(store.shelf.records, current.digest, signatures)
                 move_name(store.shelf.records, current.label, current.expect, current.digest)
                 return Carried(current.label, current.digest, current.snapshot, coverage, current.nowhere)
         # The lock is not held while bytes travel: what a collector takes meanwhile is found lacking above, and carried.

@@ -27,6 +27,7 @@ from .frames import Buffer
 from .plan import Lengths, Plan, continues, objects, parting, parts, plan
 from .reach import blaming, reaching
 from .remote import MAX_ASKED, Frame, Target
+from .vouching import send_along
 
 
 def plan_push(
@@ -82,6 +83,7 @@ def push(
                         raise
                     current = _plan(store, target, current.label, force, verify, set())
                 else:
+                    send_along(store.shelf.records, target, current.digest)
                     done.append(Carried(current.label, current.digest, current.snapshot, now, current.nowhere))
                     break
     return tally.moved(time.monotonic() - started, tuple(done))

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from kvstore.digest import ContentDigest, SnapshotDigest
+from kvstore.signatures import Signature
 from kvstore.snapshot import Coverage, Ref, Snapshot
 
 from .frames import Buffer
@@ -48,6 +49,10 @@ class Remote(Protocol):
 
     def snapshot(self, digest: SnapshotDigest) -> Snapshot:
         """The manifest, verified against its digest. `SnapshotMissing`, `SnapshotCorrupt`."""
+        ...
+
+    def signatures(self, digest: SnapshotDigest) -> Sequence[Signature]:
+        """The signatures of a snapshot by form, whether they are true or not; none where there are none. `SignaturesCorrupt`."""
         ...
 
     def have(self, objects: Lengths) -> set[ContentDigest]:
@@ -99,4 +104,8 @@ class Target(Remote, Protocol):
         is moved if it is to stay where it was. `ObjectMissing` when a covered object is not there (any more): plan again.
         `RefConflict`.
         """
+        ...
+
+    def add_signatures(self, digest: SnapshotDigest, signatures: Sequence[Signature]) -> None:
+        """Adds true signatures to those of a published snapshot. `SnapshotMissing`; `InputInvalid` where they are not true, or too many."""
         ...

@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 from kvstore.errors import InputInvalid, Refused
 
 from .folder import Folder, folder_path
-from .remote import Source, Target
+from .remote import Target
+from .reuse import Finder
 
 if TYPE_CHECKING:
     from .connection import Peer
@@ -20,8 +21,8 @@ BUCKETS = ("s3", "gs", "az")
 """Schemes of addresses that name a bucket."""
 
 
-class Both(Source, Target, AbstractContextManager["Both"], Protocol):
-    """A remote that is read and written, and closed."""
+class Both(Finder, Target, AbstractContextManager["Both"], Protocol):
+    """A remote that is read, asked by tokens, written, and closed."""
 
 
 def is_folder(address: str) -> bool:

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from kvstore.codec import (
+    HEADER,
     Kind,
     decode_coverage,
     decode_header,
@@ -22,11 +23,12 @@ from kvstore.codec import (
 )
 from kvstore.digest import SIZE, ContentDigest, PrefixKey, SnapshotDigest
 from kvstore.disk import below
-from kvstore.errors import InputInvalid, ObjectMissing, RefConflict, SnapshotMissing
+from kvstore.errors import InputInvalid, ObjectMissing, RefConflict, SnapshotMissing, StoreFull
 from kvstore.items import decode_items
 from kvstore.objects import Objects
 from kvstore.search import Query
 from kvstore.shelf import FEATURES
+from kvstore.signatures import Signature
 from kvstore.snapshot import Ref
 from kvstore.store import Store
 
@@ -38,6 +40,7 @@ from .plan import Lengths, objects
 from .remote import MAX_ASKED
 from .streams import frames
 from .tokens import Grant
+from .vouching import checked
 
 
 class Served:
@@ -97,6 +100,11 @@ class Served:
             )
         return encode_coverage(found)
 
+    def signatures(self, grant: Grant, digest: SnapshotDigest) -> Sequence[Signature]:
+        """The signatures of a snapshot. `SnapshotMissing`, `SignaturesCorrupt`."""
+        self._catalogue.snapshot(grant, digest)
+        return self.shelf.records.signatures(digest)
+
     def have(self, grant: Grant, asked: Lengths, *, sound: bool) -> set[ContentDigest]:
         """Those objects that are there for ``grant``, what it has just sent included. ``sound``: reading each."""
         if len(asked) > MAX_ASKED:
@@ -145,10 +153,10 @@ class Served:
             return None
         if len(asked.root) != SIZE:
             raise InputInvalid(f"root: expected {SIZE} bytes, found {len(asked.root)}")
-        query = Query(
-            decode_layout(asked.layout), PrefixKey(asked.root), tuple(decode_items(asked.items)), asked.head, None
-        )
-        with self._writing:
+        with self._writing:  # one question at a time: its items are many times larger than they were in the body
+            query = Query(
+                decode_layout(asked.layout), PrefixKey(asked.root), tuple(decode_items(asked.items)), asked.head, None
+            )
             match = self._store.answer(query)
         # A root key is a hash: whose namespace it is, only a snapshot says.
         return None if match is None or not grant.sees(match.snapshot.namespace) else (match.digest, match.n)
@@ -162,15 +170,19 @@ class Served:
 
     # pushing
 
-    def land(self, grant: Grant, chunks: Iterable[Buffer]) -> int:
-        """Takes in a body of object frames, out of sight; returns how many. What came whole before an error stays."""
+    def land(self, grant: Grant, chunks: Iterable[Buffer], unpublished: int) -> int:
+        """Takes in a body of object frames, out of sight; returns how many. What came whole before an error stays.
+
+        `StoreFull` where the store's quota is, and for more than ``unpublished`` bytes that ``grant`` sent and did not publish.
+        """
         landing = self._landing(grant)
         count = 0
         for header, frame in frames(chunks, MAX_FRAMES):
             name = ContentDigest(header.name)
             with landing.arriving():
                 if landing.incoming.unlanded({name: header.content_length}):
-                    landing.incoming.land(name, header.content_length, frame)
+                    with landing.room(name, HEADER + header.stored_length, unpublished), _discreet():
+                        landing.incoming.land(name, header.content_length, frame)
                 else:
                     for _ in frame:
                         pass
@@ -200,7 +212,8 @@ class Served:
                 f"namespace: expected one of {sorted(grant.namespaces or ())}, found {snapshot.namespace!r}"
             )
         needed = objects(snapshot, brought)
-        incoming = self._landing(grant).incoming
+        landing = self._landing(grant)
+        incoming = landing.incoming
         with self._writing, below(self.shelf.path), self.shelf.shared():
             seen = self._catalogue.seen(grant, (name.raw for name in needed))
             unlanded = incoming.unlanded(needed)
@@ -214,18 +227,28 @@ class Served:
                 )
             now = self.shelf.records.standing(label)
             if now is not None and not self._catalogue.sees(grant, now):
-                raise RefConflict(
-                    f"name {label!r}: it is taken. Choose another one with `kvferry rename`.", label=label
-                )
+                raise _taken(label)
             if now != expect and now != digest:
                 raise RefConflict(
                     f"name {label!r}: expected {expect or 'no snapshot'}, found {now or 'none'}: it was moved in the meantime. Push again.",
                     label=label,
                 )
             incoming.publish(needed, promised(self.shelf, digest, snapshot, expect))
+            landing.published()
             held = self._store.publish(snapshot, brought)
-            move_name(self.shelf.records, label, now, digest)
+            try:
+                move_name(self.shelf.records, label, now, digest)
+            except RefConflict as error:
+                if grant.namespaces is None:
+                    raise
+                raise _taken(label) from error  # it may be told with a name that doesn't exist for this token
         return encode_coverage(held)
+
+    def sign(self, grant: Grant, digest: SnapshotDigest, signatures: Sequence[Signature]) -> Sequence[Signature]:
+        """Adds signatures, and returns all. `SnapshotMissing`; `InputInvalid` for such that are not true, or too many."""
+        checked(signatures, digest)
+        self._catalogue.snapshot(grant, digest)
+        return self.shelf.records.add_signatures(digest, signatures)
 
     def remove(self, grant: Grant, label: str, expect: SnapshotDigest) -> None:
         """Takes a name away that stands at ``expect``. `SnapshotMissing`, `RefConflict`."""
@@ -240,12 +263,45 @@ class _Landing:
         self.incoming = incoming
         self._lock = threading.Lock()
         self._arriving = 0
+        self._names: set[ContentDigest] = set()
+        """What landed since the last `published`."""
+        self._landed = self._coming = 0
+        """Bytes of those frames, and of those under way."""
         self._used = time.monotonic()
 
     def idle(self, seconds: float) -> bool:
         """Whether nothing arrived for so long."""
         with self._lock:
             return not self._arriving and time.monotonic() - self._used >= seconds
+
+    @contextlib.contextmanager
+    def room(self, name: ContentDigest, size: int, limit: int) -> Iterator[None]:
+        """Around a frame of ``size`` bytes that lands. `StoreFull` beyond ``limit``."""
+        with self._lock:
+            used = self._coming + self._landed
+            if used + size > limit:
+                raise StoreFull(
+                    f"expected at most {limit} bytes that one token has sent and not published, found {used + size}. Push less at once; what is "
+                    f"not published is deleted after a day.",
+                    quota=limit,
+                    used=used,
+                    needed=size,
+                )
+            self._coming += size
+        try:
+            yield
+            with self._lock:
+                self._landed += size if name not in self._names else 0
+                self._names.add(name)
+        finally:
+            with self._lock:
+                self._coming -= size
+
+    def published(self) -> None:
+        """What landed is visible, and counts no more."""
+        with self._lock:
+            self._names.clear()
+            self._landed = 0
 
     @contextlib.contextmanager
     def arriving(self) -> Iterator[None]:
@@ -258,6 +314,27 @@ class _Landing:
             with self._lock:
                 self._arriving -= 1
                 self._used = time.monotonic()
+
+
+@contextlib.contextmanager
+def _discreet() -> Iterator[None]:
+    """Tells a full store without the names and paths that its owner is told."""
+    try:
+        yield
+    except StoreFull as error:
+        numbers = {key: error.details[key] for key in ("quota", "used", "needed") if key in error.details}
+        raise StoreFull(
+            f"the server's store: expected {numbers.get('needed')} bytes free below its quota of {numbers.get('quota')}, found {numbers.get('used')} "
+            f"used. Whoever runs it makes room there, with `kvferry gc --purge` or `kvferry quota SIZE`; then push again.",
+            **numbers,
+        ) from error
+
+
+def _taken(label: str) -> RefConflict:
+    return RefConflict(
+        f"name {label!r}: it is taken, or one that differs by case only. Choose another one with `kvferry rename`.",
+        label=label,
+    )
 
 
 def _missing(name: ContentDigest) -> ObjectMissing:

@@ -7,14 +7,16 @@ piece, so that one that comes faster than the disk takes it waits in the socket;
 from __future__ import annotations
 
 import asyncio
-import hmac
+import contextlib
+import ipaddress
 import json
 import logging
 import os
+import re
 import ssl
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -35,10 +37,13 @@ from kvstore.errors import (
     RefConflict,
     SnapshotCorrupt,
     StoreBusy,
+    StoreFull,
 )
-from kvstore.files import read_ahead
 from kvstore.shelf import FORMAT
+from kvstore.signatures import MAX_SIGNATURES, Signature
+from kvstore.waiting import read_ahead
 
+from .bodies import Signature as SignatureShape
 from .bodies import (
     FRAME_TYPE,
     FRAMES_TYPE,
@@ -62,15 +67,18 @@ from .bodies import (
     Refs,
     RefShape,
     Shape,
+    Signatures,
     bits,
     decode,
     encode,
 )
+from .guard import Guard
 from .metering import Metering
 from .pairing import Offers
 from .remote import MAX_ASKED
 from .served import Served
-from .tokens import Grant, NotAllowed, TokenBook, TokenRefused
+from .throttle import Throttle
+from .tokens import Grant, NotAllowed, TokenBook, TokenRefused, check_device
 
 _S = TypeVar("_S", bound=Shape)
 _T = TypeVar("_T")
@@ -80,12 +88,23 @@ LANDINGS = 16
 READ_BUFFER = 1 << 20
 """Bytes of a body that wait in memory for their thread, at most twice as many."""
 KEEPALIVE = 30.0
+HANDSHAKE = 10.0
+"""Seconds for TLS to begin."""
 SILENCE = 30.0
 """Seconds that a client may take for the next piece of a body."""
 ANYBODY = 32
 """Clients' worth of requests at once, where there are no tokens to tell clients apart."""
 SLOWEST = 4096
 """Bytes a second that a body has to come with, after the first `SILENCE` seconds."""
+STEP = 1 << 20
+"""Bytes of an answer that a client has to take within `TAKING` seconds."""
+TAKING = 60.0
+HELD = 256 << 20
+"""Bytes of maps that are taken in at once, by all requests together."""
+HEAVY = 4
+"""Threads for what takes long: reading objects through, finding, publishing."""
+FAILURES, PARDON = 20, 3.0
+"""Failed authentications of an address before it is told to wait, and the seconds in which it earns another one."""
 MAX_FIND = 48 << 20
 """Bytes of a question by tokens, of which a soft one takes 36."""
 MAX_MANIFEST = (64 << 20) + HEADER
@@ -93,6 +112,7 @@ A_DAY = 86400.0
 _SILENT = logging.Logger("kvferry.serve", logging.CRITICAL + 1)
 """For aiohttp, which would tell of every client that speaks no HTTP."""
 _GRANT = web.RequestKey("grant", Grant)
+_GUARD = web.AppKey("guard", Guard)
 _OPEN = ("/healthz", "/v1/pair")
 """Answered without a token."""
 
@@ -105,13 +125,19 @@ class TooMany(KVError):
 class Settings:
     """How to serve. ``allow``: scopes that the server grants at all; ``book``: None where everybody may do what ``allow`` says.
 
-    ``at_once``: requests of one token under way at once; more are answered with 429. Without tokens `ANYBODY` times as many in all.
+    ``at_once``: requests of one token under way at once; more are answered with 429. Without tokens `ANYBODY` times as many in all. ``each`` and ``total``:
+    connections of one address, and of all; ``idle``: seconds after which one without a request ends. ``unpublished``: bytes that a token may have sent
+    and not published.
     """
 
     allow: frozenset[str] = frozenset({"read"})
     book: TokenBook | None = None
     offers: Offers | None = None
     at_once: int = 32
+    each: int = 128
+    total: int = 512
+    idle: float = KEEPALIVE
+    unpublished: int = 64 << 30
     name: str = "kvferry"
     log: Callable[[dict[str, Any]], None] = field(default=lambda line: None)
 
@@ -121,10 +147,27 @@ def application(served: Served, settings: Settings) -> web.Application:
     return _Server(served, settings).application()
 
 
+class Listening:
+    """A server that listens. Whoever has it calls `cleanup` at the end."""
+
+    def __init__(self, runner: web.AppRunner, sockets: asyncio.Server) -> None:
+        self._runner, self._sockets = runner, sockets
+
+    @property
+    def port(self) -> int:
+        port: int = self._sockets.sockets[0].getsockname()[1]
+        return port
+
+    async def cleanup(self) -> None:
+        """Takes no more connections, and waits for the requests under way."""
+        self._sockets.close()
+        await self._runner.cleanup()
+
+
 async def listening(
     app: web.Application, host: str, port: int, tls: ssl.SSLContext | None, *, stop_seconds: float = 10.0
-) -> tuple[web.AppRunner, int]:
-    """Begins to serve; returns the runner, to be cleaned up, and the port (of ``port`` 0 one that is free). `OSError`."""
+) -> tuple[Listening, int]:
+    """Begins to serve; returns what listens, to be cleaned up, and the port (of ``port`` 0 one that is free). `OSError`."""
     runner = web.AppRunner(
         app,
         access_log=None,
@@ -134,15 +177,24 @@ async def listening(
         shutdown_timeout=stop_seconds,
         max_line_size=8192,
         max_field_size=8192,
+        auto_decompress=False,  # no body is compressed, and one that is would be larger than it says
     )
     await runner.setup()
-    site = web.TCPSite(runner, host, port, ssl_context=tls, backlog=256)
+    assert runner.server is not None
     try:
-        await site.start()
+        sockets = await asyncio.get_running_loop().create_server(
+            app[_GUARD].around(runner.server),
+            host,
+            port,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else HANDSHAKE,
+            backlog=256,
+        )
     except BaseException:
         await runner.cleanup()
         raise
-    return runner, runner.addresses[0][1]
+    made = Listening(runner, sockets)
+    return made, made.port
 
 
 class _Server:
@@ -153,12 +205,19 @@ class _Server:
         self._metering = Metering()
         # Of their own: each waits for its client, and must not keep others from being answered.
         self._landing_pool = ThreadPoolExecutor(LANDINGS, thread_name_prefix="kvferry-land")
-        self._landing = 0
+        self._landing: dict[str, int] = {}
+        self._heavy_pool = ThreadPoolExecutor(HEAVY, thread_name_prefix="kvferry-heavy")
+        self._guard = Guard(settings.each, settings.total, settings.idle)
+        self._throttle = Throttle(FAILURES, PARDON)
+        self._held = 0
+        self._files = 0
+        self._may_open = _open_files() // 2
         self._pairing = asyncio.Lock()
         self._busy: dict[str, int] = {}
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=0, middlewares=[self._answer])
+        app[_GUARD] = self._guard
         router = app.router
         router.add_get("/v1/info", self.info)
         router.add_get("/v1/refs", self.refs)
@@ -167,6 +226,8 @@ class _Server:
         router.add_delete("/v1/refs/{label:.+}", self.remove)
         router.add_get("/v1/snapshots/{digest}", self.manifest)
         router.add_get("/v1/snapshots/{digest}/coverage", self.coverage)
+        router.add_get("/v1/snapshots/{digest}/signatures", self.signatures)
+        router.add_put("/v1/snapshots/{digest}/signatures", self.sign)
         router.add_post("/v1/have", self.have)
         router.add_post("/v1/find", self.find)
         router.add_get("/v1/objects/{name}", self.object)
@@ -185,15 +246,20 @@ class _Server:
                 await asyncio.sleep(3600)
                 await self._run(self._served.tidy, A_DAY)
 
-        task = asyncio.create_task(tidy())
+        tasks = [asyncio.create_task(tidy()), asyncio.create_task(self._guard.watch())]
         yield
-        task.cancel()
+        for task in tasks:
+            task.cancel()
         # Not on the loop itself: a thread that takes in a body waits for it, to be told that the connection has ended.
-        for pool in (self._pool, self._landing_pool):
+        for pool in (self._pool, self._landing_pool, self._heavy_pool):
             await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
 
     async def _run(self, work: Callable[..., _T], *args: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+
+    async def _run_long(self, work: Callable[..., _T], *args: Any) -> _T:
+        """In threads of their own, so that what is quick needn't wait."""
+        return await asyncio.get_running_loop().run_in_executor(self._heavy_pool, work, *args)
 
     # around every request
 
@@ -206,19 +272,16 @@ class _Server:
         route = resource.canonical if resource is not None else "other"
         who, answer, error = "-", None, None
         try:
+            _require_plain(request)
             if route not in _OPEN and resource is not None:
                 grant = request[_GRANT] = self._grant(request)
                 who = grant.id
             limit = self._settings.at_once * (ANYBODY if self._settings.book is None else 1)
-            if self._busy.get(who, 0) >= limit:
-                raise TooMany(f"expected at most {limit} requests at once, found more. Try again in a second.")
-            self._busy[who] = self._busy.get(who, 0) + 1
-            try:
+            with (
+                self._guard.busy(request.transport),
+                _counted(self._busy, f"address {request.remote}" if who == "-" else who, limit, "requests"),
+            ):
                 answer = await handler(request)
-            finally:
-                self._busy[who] -= 1
-                if not self._busy[who]:
-                    del self._busy[who]
         except KVError as refused:
             error = type(refused).__name__
             answer = _refusal(refused)
@@ -250,10 +313,27 @@ class _Server:
     def _grant(self, request: web.Request) -> Grant:
         book, allow = self._settings.book, self._settings.allow
         if book is None:
+            _require_loopback(request)
             return Grant("loopback", allow, None)
         kind, _, text = request.headers.get("Authorization", "").partition(" ")
-        grant = book.check(text if hmac.compare_digest(kind.lower().encode(), b"bearer") else None)
+        try:
+            # A right token always counts: nobody is locked out by a neighbour behind the same address.
+            grant = book.check(text if kind.lower() == "bearer" else None)
+        except TokenRefused:
+            self._require_pardon(request)
+            self._throttle.failed(request.remote)
+            raise
+        except InputInvalid as error:
+            raise _Broken(f"the server's list of tokens can't be read ({type(error).__name__}).") from error
         return Grant(grant.id, grant.scopes & (allow | {"admin"}), grant.namespaces)
+
+    def _require_pardon(self, request: web.Request) -> None:
+        """`TooMany` for an address that failed too often."""
+        seconds = self._throttle.wait(request.remote)
+        if seconds:
+            raise TooMany(
+                f"expected no more failures from this address, found too many. Try again in {seconds} s.", wait=seconds
+            )
 
     # reading
 
@@ -282,19 +362,24 @@ class _Server:
         frame = await self._run(self._served.coverage, _grant(request, "read"), _digest(request))
         return _frame(frame, {"Cache-Control": "no-cache"})
 
+    async def signatures(self, request: web.Request) -> web.Response:
+        found = await self._run(self._served.signatures, _grant(request, "read"), _digest(request))
+        return _signatures(found)
+
     async def have(self, request: web.Request) -> web.Response:
         grant = _grant(request, "read" if "read" in request[_GRANT].scopes else "push")
         asked = await self._map(request, Have)
         lengths = {ContentDigest(_raw(name)): length for name, length in asked.objects}
         if len(lengths) != len(asked.objects):
             raise InputInvalid("objects: expected each once, found one twice")
-        there = await self._run(lambda: self._served.have(grant, lengths, sound=asked.sound))
+        run = self._run_long if asked.sound else self._run
+        there = await run(lambda: self._served.have(grant, lengths, sound=asked.sound))
         self._metering.lookup(len(there), len(lengths) - len(there))
         return _map(Had(bits([name in there for name in lengths])))
 
     async def find(self, request: web.Request) -> web.Response:
         grant = _grant(request, "read")
-        found = await self._run(self._served.find, grant, await self._map(request, Find, MAX_FIND))
+        found = await self._run_long(self._served.find, grant, await self._map(request, Find, MAX_FIND))
         return _map(Found(None, 0) if found is None else Found(found[0].raw, found[1]))
 
     async def object(self, request: web.Request) -> web.StreamResponse:
@@ -324,11 +409,21 @@ class _Server:
             return await self._send(request, answer, [(fd, 0, size) for fd, size in files])
 
     async def _open(self, grant: Grant, names: list[ContentDigest]) -> _Opened:
-        opened = self._served.opened(grant, names)
-        files = await self._run(opened.__enter__)
-        for fd, _ in files:
-            read_ahead(fd)
-        return _Opened(opened, files)
+        if self._files + len(names) > self._may_open:
+            raise TooMany("expected fewer objects on their way at once, found too many. Try again in a second.")
+        self._files += len(names)
+        try:
+            opened = self._served.opened(grant, names)
+            files = await self._run(opened.__enter__)
+        except BaseException:
+            self._files -= len(names)
+            raise
+        for fd, size in files:
+            read_ahead(fd, size)
+        return _Opened(opened, files, self._closed)
+
+    def _closed(self, count: int) -> None:
+        self._files -= count
 
     async def _send(
         self, request: web.Request, answer: web.StreamResponse, pieces: list[tuple[int, int, int]]
@@ -346,10 +441,16 @@ class _Server:
             if transport.is_closing():
                 raise ConnectionResetError
             if transport.get_extra_info("sslcontext") is None:
+                sent = 0
                 with open(fd, "rb", buffering=0, closefd=False) as file:
-                    sent = await loop.sendfile(transport, file, start, count)
+                    while sent < count:
+                        step = loop.sendfile(transport, file, start + sent, min(STEP, count - sent))
+                        taken = await _taken(step, transport)
+                        if not taken:
+                            break
+                        sent += taken
             else:
-                sent = await self._encrypted(answer, fd, start, count)
+                sent = await self._encrypted(answer, transport, fd, start, count)
             if sent != count:  # somebody cut the file: the length that was promised can't be kept
                 transport.abort()
                 raise ConnectionResetError
@@ -357,14 +458,16 @@ class _Server:
         await answer.write_eof()
         return answer
 
-    async def _encrypted(self, answer: web.StreamResponse, fd: int, start: int, count: int) -> int:
+    async def _encrypted(
+        self, answer: web.StreamResponse, transport: asyncio.Transport, fd: int, start: int, count: int
+    ) -> int:
         """Over TLS the bytes pass through this process. Returns how many there were."""
         sent = 0
         while sent < count:
             piece = await self._run(os.pread, fd, min(READ_BUFFER, count - sent), start + sent)
             if not piece:
                 break
-            await answer.write(piece)
+            await _taken(answer.write(piece), transport)
             sent += len(piece)
         return sent
 
@@ -373,16 +476,21 @@ class _Server:
     async def land(self, request: web.Request) -> web.Response:
         grant = _grant(request, "push")
         loop = asyncio.get_running_loop()
-        if self._landing >= LANDINGS:
-            raise TooMany(f"expected at most {LANDINGS} bodies of objects at once, found more. Try again in a second.")
-        self._landing += 1
-        try:
-            pieces = _pieces(request, loop, self._metering)
-            count = await loop.run_in_executor(self._landing_pool, self._served.land, grant, pieces)
-        except Corrupt as error:
-            return _refusal(error, 400)  # theirs, not the store's
-        finally:
-            self._landing -= 1
+        if request.content_type != FRAMES_TYPE:
+            raise InputInvalid(f"Content-Type: expected {FRAMES_TYPE}, found {request.content_type:.60}")
+        if request.content_length is None:
+            raise InputInvalid("Content-Length: expected the bytes of the body, found none")
+        # One token's slow bodies leave room for others'.
+        with (
+            _counted(self._landing, "all", LANDINGS, "bodies of objects"),
+            _counted(self._landing, f"token {grant.id}", LANDINGS // 2, "bodies of objects"),
+        ):
+            try:
+                pieces = _pieces(request, loop, self._metering)
+                most = self._settings.unpublished
+                count = await loop.run_in_executor(self._landing_pool, self._served.land, grant, pieces, most)
+            except Corrupt as error:
+                return _refusal(error, 400)  # theirs, not the store's
         return _map(Landed(count))
 
     async def publish(self, request: web.Request) -> web.Response:
@@ -390,12 +498,18 @@ class _Server:
         expect = _expected(request)
         asked = await self._map(request, Publish, MAX_MANIFEST + MAX_MAP)
         try:
-            held = await self._run(self._served.publish, grant, label, expect, asked.snapshot, asked.coverage)
+            held = await self._run_long(self._served.publish, grant, label, expect, asked.snapshot, asked.coverage)
         except ObjectMissing as error:
             return _refusal(error, 409)
         except (SnapshotCorrupt, CoverageCorrupt) as error:
             return _refusal(error, 400)
         return _map(Published(held))
+
+    async def sign(self, request: web.Request) -> web.Response:
+        grant, digest = _grant(request, "push"), _digest(request)
+        asked = await self._map(request, Signatures)
+        brought = [Signature(one.key, one.signature) for one in asked.signatures[: MAX_SIGNATURES + 1]]
+        return _signatures(await self._run(self._served.sign, grant, digest, brought))
 
     async def remove(self, request: web.Request) -> web.Response:
         grant, label = _grant(request, "admin"), _label(request)
@@ -407,16 +521,22 @@ class _Server:
 
     async def _map(self, request: web.Request, shape: type[_S], limit: int = MAX_MAP) -> _S:
         if request.content_type != MAP_TYPE:
-            raise InputInvalid(f"Content-Type: expected {MAP_TYPE}, found {request.content_type}")
+            raise InputInvalid(f"Content-Type: expected {MAP_TYPE}, found {request.content_type:.60}")
         length = request.content_length
         if length is None or length > limit:
             raise _TooLarge(f"Content-Length: expected at most {limit} bytes, found {length}")
         data = bytearray()
         started = time.monotonic()
-        while piece := await _next_piece(request):
-            data += piece
-            _require_pace(len(data), started)
-        return await self._run(decode, bytes(data), shape, "the body")
+        try:
+            while piece := await _next_piece(request):
+                self._held += len(piece)
+                data += piece
+                if self._held > HELD:
+                    raise TooMany("expected fewer large bodies at once, found too many. Try again in a second.")
+                _require_pace(len(data), started)
+            return await self._run(decode, bytes(data), shape, "the body")
+        finally:
+            self._held -= len(data)
 
     # pairing
 
@@ -424,8 +544,14 @@ class _Server:
         offers, book = self._settings.offers, self._settings.book
         assert offers is not None and book is not None
         asked = await self._map(request, Pair, 4096)
+        check_device(asked.device)  # before the offer is taken for it
         async with self._pairing:  # one attempt at a time, however many ask
-            scopes, namespaces = await self._run(offers.take, asked.secret)
+            self._require_pardon(request)
+            try:
+                scopes, namespaces = await self._run(offers.take, asked.secret)
+            except TokenRefused:
+                self._throttle.failed(request.remote)
+                raise
             text, token = await self._run(book.issue, asked.device, scopes, namespaces)
         return _map(Paired(text, token.scopes, token.namespaces, self._settings.name))
 
@@ -444,18 +570,75 @@ class _Server:
 class _Opened:
     """Files that were opened in a thread, for a ``with``."""
 
-    def __init__(self, opened: Any, files: list[tuple[int, int]]) -> None:
-        self._opened, self._files = opened, files
+    def __init__(self, opened: Any, files: list[tuple[int, int]], closed: Callable[[int], None]) -> None:
+        self._opened, self._files, self._closed = opened, files, closed
 
     def __enter__(self) -> list[tuple[int, int]]:
         return self._files
 
     def __exit__(self, *raised: Any) -> None:
         self._opened.__exit__(None, None, None)
+        self._closed(len(self._files))
 
 
 class _TooLarge(InputInvalid):
     """A body of more bytes than allowed."""
+
+
+class _Broken(KVError):
+    """Something of the server's own is damaged."""
+
+
+@contextlib.contextmanager
+def _counted(counts: dict[str, int], key: str, limit: int, what: str) -> Iterator[None]:
+    """Around one of at most ``limit`` at once. `TooMany`."""
+    if counts.get(key, 0) >= limit:
+        raise TooMany(f"expected at most {limit} {what} at once, found more. Try again in a second.")
+    counts[key] = counts.get(key, 0) + 1
+    try:
+        yield
+    finally:
+        counts[key] -= 1
+        if not counts[key]:
+            del counts[key]
+
+
+async def _taken(step: Awaitable[_T], transport: asyncio.Transport) -> _T:
+    """Waits until a client took a step of its answer; one that takes none loses the connection."""
+    try:
+        return await asyncio.wait_for(step, TAKING)
+    except TimeoutError as error:
+        transport.abort()
+        raise ConnectionResetError from error
+
+
+def _open_files() -> int:
+    """Files that this process may have open."""
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 16 if soft == resource.RLIM_INFINITY else min(soft, 1 << 16)
+
+
+def _require_plain(request: web.Request) -> None:
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise InputInvalid(f"Content-Encoding: expected none, found {encoding:.40}")
+
+
+def _require_loopback(request: web.Request) -> None:
+    """Without tokens only what was addressed to this machine by its own name is answered: else any page that a browser here shows could point its
+    own name at this server, and read it."""
+    host = request.headers.get("Host")
+    if host is None:
+        return
+    name = host.rpartition(":")[0] if re.search(r":\d*$", host) else host
+    try:
+        loopback = ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        loopback = name.lower() == "localhost"
+    if not loopback:
+        raise NotAllowed(f"Host: expected localhost or a loopback address, found {host:.60}")
 
 
 def _pieces(request: web.Request, loop: asyncio.AbstractEventLoop, metering: Metering) -> Iterator[bytes]:
@@ -493,7 +676,9 @@ def _grant(request: web.Request, scope: str) -> Grant:
 
 
 def _label(request: web.Request) -> str:
-    raw = request.rel_url.raw_path.removeprefix("/v1/refs/")
+    _, found, raw = request.rel_url.raw_path.partition("/v1/refs/")
+    if not found:
+        raise InputInvalid("the name: expected /v1/refs/ before it, written so")
     try:
         return unquote(raw, errors="strict")
     except UnicodeDecodeError as error:
@@ -517,7 +702,7 @@ def _digest(request: web.Request) -> SnapshotDigest:
 
 
 def _number(text: str, what: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise InputInvalid(f"{what}: expected a number, found {text!r:.40}")
     return int(text)
 
@@ -553,6 +738,10 @@ def _map(value: Shape) -> web.Response:
     return web.Response(body=encode(value), headers={"Content-Type": MAP_TYPE, "Cache-Control": "no-store"})
 
 
+def _signatures(found: Sequence[Signature]) -> web.Response:
+    return _map(Signatures(tuple(SignatureShape(one.key, one.raw) for one in found)))
+
+
 def _frame(data: bytes, headers: dict[str, str]) -> web.Response:
     return web.Response(body=data, headers={"Content-Type": FRAME_TYPE, **headers})
 
@@ -564,6 +753,8 @@ _STATUS: tuple[tuple[type[KVError], int], ...] = (
     (_TooLarge, 413),
     (_Unsatisfiable, 416),
     (RefConflict, 412),
+    (StoreFull, 507),
+    (_Broken, 500),
     (Missing, 404),
     (StoreBusy, 503),
     (Corrupt, 500),
@@ -576,7 +767,9 @@ def _refusal(error: KVError, status: int | None = None) -> web.Response:
     found = status or next((code for kind, code in _STATUS if isinstance(error, kind)), 400)
     name = next((kind.__name__ for kind in type(error).__mro__ if not kind.__name__.startswith("_")), "KVError")
     details = {
-        key: value for key, value in error.details.items() if key in ("name", "digest", "label", "scope", "size")
+        key: value
+        for key, value in error.details.items()
+        if key in ("name", "digest", "label", "scope", "size", "wait", "quota", "used", "needed")
     }
     return _error(found, name, error.message, details)
 
@@ -584,12 +777,12 @@ def _refusal(error: KVError, status: int | None = None) -> web.Response:
 def _error(status: int, name: str, message: str, details: dict[str, Any]) -> web.Response:
     headers = {"Cache-Control": "no-store"}
     if status in (429, 503):
-        headers["Retry-After"] = "1"
+        headers["Retry-After"] = str(details.get("wait", 1))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if status == 416:
         headers["Content-Range"] = f"bytes */{details.get('size', '*')}"
-    text = json.dumps({"error": name, "message": message, "details": details}, ensure_ascii=False)
+    text = json.dumps({"error": name, "message": message, "details": details})
     return web.Response(status=status, text=text, content_type="application/json", headers=headers)
 
 

@@ -25,6 +25,8 @@ _TOKEN = re.compile(r"kvf1\.([0-9a-f]{16})\.([A-Za-z0-9_-]{43})", re.ASCII)
 _NOBODY = b"\0" * 32
 _FILE = "tokens.json"
 _LIMIT = 1 << 22
+UNSURE = 1_000_000_000
+"""Nanoseconds after a change in which another one may leave a folder's time as it is."""
 
 
 class TokenRefused(Refused):
@@ -100,8 +102,7 @@ class TokenBook:
             check_namespace(namespace)
         if spaces == ():
             raise InputInvalid("namespaces: expected at least one, or all, found none")
-        if not 0 < len(device) <= 200:
-            raise InputInvalid(f"device: expected a name of 1 to 200 characters, found {len(device)}")
+        check_device(device)
         raw = secrets.token_bytes(32)
         secret = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
         token = Token(secrets.token_hex(8), _digest(secret).hex(), device, given, spaces, int(time.time()))
@@ -139,9 +140,10 @@ class TokenBook:
     def _fresh(self) -> dict[str, Token]:
         size = self._root.size(_FILE)
         seen = None if size is None else (size, self._root.mtime_ns(""))
-        if seen != self._seen:
+        if seen is None or seen != self._seen:
             self._tokens = self._read()
-            self._seen = seen
+            # Right after a change another one may leave the folder's time as it is.
+            self._seen = seen if seen is not None and time.time_ns() - seen[1] > UNSURE else None
         return self._tokens
 
     def _read(self) -> dict[str, Token]:
@@ -162,6 +164,20 @@ class TokenBook:
     def _write(self, tokens: Iterable[Token]) -> None:
         plain: Any = [msgspec.to_builtins(token) for token in tokens]
         self._root.publish([Pending(_FILE, [json.dumps(plain, indent=1).encode() + b"\n"])])
+
+
+def check_device(device: str) -> None:
+    """`InputInvalid` unless it can stand in a list for people."""
+    if not 0 < len(device) <= 200 or not device.isprintable():
+        raise InputInvalid(f"device: expected a name of 1 to 200 printable characters, found {device!r:.60}")
+
+
+def check_token(text: str) -> None:
+    """`TokenRefused` unless it looks like a token: anything else must not get into a header."""
+    if not _TOKEN.fullmatch(text):
+        raise TokenRefused(
+            f"expected a token, kvf1.<id>.<secret>, found {len(text)} characters of something else. `kvferry pair` gives one."
+        )
 
 
 def _digest(secret: str) -> bytes:

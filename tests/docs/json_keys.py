@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gate_keys import BENCH, GATE
+from wire_keys import EXPORTED_FILE, WIRE
 
 _GROUPS = {
     "groups[].name": "`full` or `sliding`",
@@ -16,6 +17,7 @@ _GROUPS = {
     "groups[].head_dim": "elements of a head",
 }
 
+_DRY = ("dry_run", "snapshots[].objects", "snapshots[].payload_bytes", "snapshots[].skipped")
 _CARRIED = {
     "remote": "as given",
     "objects": "objects carried (with --dry-run: to carry)",
@@ -212,6 +214,10 @@ JSON_KEYS: Mapping[str, Mapping[str, str]] = {
         "specialisation_seconds.*": "what each load took: compiling once, and what first use of the function costs; part of the time of the step that needed it",
         "saved": "digest of the snapshot of --save; null without it",
         **_STATS,
+        "fetched.remote": "with --remote: as given; null without",
+        "fetched.tokens": "how many tokens of the prompt the remote's blocks serve; 0: no more than the store had",
+        "fetched.objects": "objects fetched for that",
+        "fetched.payload_bytes": "their content",
     },
     "chat": {
         "turn": "number of the turn, those before --resume counted; one line of JSON for each message",
@@ -285,6 +291,9 @@ JSON_KEYS: Mapping[str, Mapping[str, str]] = {
         "nearest.stored.text": "it as text; null, as the next: it is another tokenizer's",
         "nearest.stored.after": "what follows it",
         "nearest.why": "why no more can be reused, for people",
+        "remote.address": "with --remote: as given",
+        "remote.reused_tokens": "how many of the tokens it can give",
+        "remote.snapshot": "the snapshot there; null: none serves",
     },
     "verify": {
         "name": "as given",
@@ -453,6 +462,7 @@ JSON_KEYS: Mapping[str, Mapping[str, str]] = {
         "soft_tokens": "positions of images and audio: only their placeholders are written",
         "notes": "what the reader of the folder will do that one wouldn't expect, for people; also on stderr",
         "seconds": "of all of it",
+        **EXPORTED_FILE,
     },
     "import": {
         "name": "the snapshot's name",
@@ -473,6 +483,7 @@ JSON_KEYS: Mapping[str, Mapping[str, str]] = {
         "written_bytes": "their files",
         "notes": "what is unusual about it, for people; also on stderr",
         "seconds": "of all of it",
+        **EXPORTED_FILE,
     },
     "plan": {
         "model": "the bundle's name, or of --config its folder's",
@@ -552,6 +563,9 @@ JSON_KEYS: Mapping[str, Mapping[str, str]] = {
         **_held("", "of all"),
         "unreadable": "manifests that can't be read",
     },
+    **WIRE,
+    "mirror": _CARRIED,
+    "clone": {key: text for key, text in _CARRIED.items() if key not in _DRY},
     "doctor": {
         "ok": "nothing is `bad`",
         "findings[].what": "what was looked at",

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import pytest
+import wire_answers
 from command import Kvferry
 from json_keys import JSON_KEYS
 from make_cli_reference import ENVIRONMENT, EXIT_CODES, reference, verbs
@@ -54,11 +55,16 @@ def test_every_json_key_is_documented_and_no_other(kvferry: Kvferry, tmp_path: P
     """One answer or several of each verb, so that every key appears."""
     answers: dict[str, set[str]] = defaultdict(set)
 
-    def ask(verb: str, *words: str, code: int = 0, stdin: str | None = None) -> None:
+    def told(verb: str, value: Any) -> None:
+        answers[verb] |= keys(value)
+
+    def ask(verb: str, *words: str, code: int = 0, stdin: str | None = None) -> Any:
         answer = kvferry(*verb.split(), *words, "--json", stdin=stdin)
         assert answer.code == code, answer.err
-        for value in [answer.json] if stdin is None else map(json.loads, answer.out.splitlines()):
-            answers[verb] |= keys(value)
+        values = [answer.json] if stdin is None else [json.loads(line) for line in answer.out.splitlines()]
+        for value in values:
+            told(verb, value)
+        return values[0]
 
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("The ferry leaves at noon.\n")
@@ -71,6 +77,7 @@ def test_every_json_key_is_documented_and_no_other(kvferry: Kvferry, tmp_path: P
     ask("prefill", *BUNDLE, str(STORY), "--tokens", "75", "--name", "b", "--receipt", "0")
     ask("find", *BUNDLE, str(STORY), "--tokens", "70")
     ask("find", *BUNDLE, str(STORY), "--explain")
+    ask("find", *BUNDLE, str(STORY), "--tokens", "72", "--explain")
     ask("find", *BUNDLE, str(STORY), "--tokens", "70", "--explain", "--namespace", "other")
     ask("stats store")
     ask("generate", *BUNDLE, "--from", "a", "-n", "1")
@@ -97,6 +104,13 @@ def test_every_json_key_is_documented_and_no_other(kvferry: Kvferry, tmp_path: P
     kvferry("prefill", *published, str(STORY), "--tokens", "5", "--name", "g")
     ask("export", "g", "out", "--as", "corellm", *published)
     ask("import", "out", *published)
+    ask("export", "a", "a.kvferry")
+    ask("import", "a.kvferry", "--name", "again")
+    ask("rm", "again")
+    with pytest.MonkeyPatch.context() as patched:
+        wire_answers.served(ask, told, patched, tmp_path, "a")
+        wire_answers.watched(told, tmp_path)
+        wire_answers.elsewhere(ask, patched, "a", published)
     ask("rename", "b", "c")
     ask("rm", "c")
     (store / "tmp" / "left").touch()

@@ -9,6 +9,7 @@ Prints ``pid P`` for each child, and ``end STATUS`` when it has died.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -85,13 +86,11 @@ KEEPING: dict[str, Callable[[Store], object]] = {
 
 def step(path: Path, action: str, number: int) -> None:
     """Does an action; dies before its ``number``-th call, or says how many there were."""
-    count = 0
+    numbers = itertools.count(1)  # counts right for several threads too
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == number:
+            if next(numbers) == number:
                 os.kill(os.getpid(), signal.SIGKILL)
             return call(*args, **kwargs)
 
@@ -101,7 +100,7 @@ def step(path: Path, action: str, number: int) -> None:
         for name in CALLS:
             setattr(os, name, counted(getattr(os, name)))
         {**ACTIONS, **RECODING, **KEEPING}[action](store)
-    say("calls", count)
+    say("calls", next(numbers) - 1)
 
 
 def main() -> None:

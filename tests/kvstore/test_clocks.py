@@ -39,6 +39,9 @@ READERS = {
     "sync/tokens.py": "when a token was given, for people; whether its file changed, by equality",
     "sync/pairing.py": "how long an offer to pair stands: with a wrong clock it is refused, and made again",
     "sync/certificate.py": "a certificate's first and last day, two days and many years away",
+    "sync/watch.py": "whether a file was changed, by equality of its times; how long ago is told by a clock that only goes forward",
+    "sync/watch_command.py": "when something was done, for people",
+    "runtime/send_command.py": "when a checkpoint was made, for people",
     "sync/serve_command.py": "when a request was answered, for people",
 }
 """Every file that reads a clock or a file's times, and what for. Whoever adds one says here why a wrong clock does no harm."""

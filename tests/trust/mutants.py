@@ -194,7 +194,7 @@ MUTANTS = (
         "kvstore/digest.py",
         '    return PrefixKey(_derive("prefix root", [identity.raw, layout.raw, namespace.encode()]))\n',
         '    return PrefixKey(_derive("prefix root", [layout.raw, namespace.encode()]))\n',
-        ("tests/kvstore/test_find.py",),
+        ("tests/kvstore/test_chains.py", "tests/kvstore/test_roundtrip.py", "tests/kvstore/test_find.py"),
     ),
     Mutant(
         "a newer format is read as if it were ours",

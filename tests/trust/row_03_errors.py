@@ -94,6 +94,9 @@ def _failing(faults: Sequence[Fault], folder: Path, scratch: Path) -> dict[str, 
             assert watch.failed, "it did not come to that call"
             assert not watch.sins, watch.sins
             assert not raised, f"no clear error: {raised}"
+            assert error != SHORT or raised is None, (
+                "half of what was asked for is no error: the rest is to be asked for"
+            )
             gc.collect()
             assert _descriptors() == before, "a descriptor was left open, perhaps with a lock"
             world.judge(at, operation, returned=raised is None)

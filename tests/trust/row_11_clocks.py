@@ -249,12 +249,17 @@ def right(now: float) -> float:
     return now
 
 
+def harmless(why: str) -> bool:
+    """Whether a clock is read for people only, or only to see whether a time is still the same."""
+    return "for people" in why or "by equality" in why
+
+
 def run(size: Size, tally: Tally, scratch: Path) -> None:
     for module, line, call in readers():
         with tally.attempt(f"{module}, line {line}: {call}"):
             file = f"{module.replace('.', '/')}.py"
             assert file in READERS, "a clock that nobody knows"
-            assert TRIED.get(file) in STEPS or READERS[file].endswith("for people"), "a clock that no step tries"
+            assert TRIED.get(file) in STEPS or harmless(READERS[file]), "a clock that no step tries"
     for turn in range(size.pick(1, 1, 5)):
         for name, make in CLOCKS.items():
             orders: list[tuple[str, Clock, Clock, bool]] = [

@@ -189,6 +189,22 @@ def servers(folder: Path) -> Case:
     return Case(files_in(good, "*.json"), in_folder(folder, good, read), {"json": as_json})
 
 
+def prefix_records(_: Path) -> Case:
+    """A bucket's hints: anything else is a miss."""
+    from kvstore.digest import BlockId, SnapshotDigest
+    from kvstore.errors import InputInvalid
+    from sync.prefixes import Record, decode, encode
+
+    def read(_: str, data: bytes) -> None:
+        record = decode(data)
+        if record is None:
+            raise InputInvalid("prefix record: expected a hint, found something else, which is a miss")
+        assert decode(encode(record)) == record
+
+    good = [Record(BlockId(bytes(range(32))), SnapshotDigest(bytes(32)), number) for number in (0, 1, 70_000)]
+    return Case([("record", encode(record)) for record in good], read, {"": as_msgpack})
+
+
 WIRE: tuple[Parser, ...] = (
     Parser("wire maps", ("sync.bodies",), maps),
     Parser("frame stream", ("sync.streams",), streams),
@@ -196,5 +212,6 @@ WIRE: tuple[Parser, ...] = (
     Parser("tokens", ("sync.tokens",), tokens),
     Parser("offers", ("sync.pairing",), offers),
     Parser("invitations", ("sync.pairing",), invitations),
+    Parser("prefix records", ("sync.prefixes",), prefix_records),
     Parser("known servers", ("sync.known",), servers),
 )
