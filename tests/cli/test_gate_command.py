@@ -30,6 +30,7 @@ def short(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_our_own_prompts_on_tiny(kvferry: Kvferry, tmp_path: Path) -> None:
     answer = kvferry("gate", "--bundle", "tiny", *QUICK)
     assert answer.code == 0, answer.err
@@ -54,6 +55,7 @@ def test_our_own_prompts_on_tiny(kvferry: Kvferry, tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists(), "the user's store is not touched"
 
 
+@pytest.mark.slow
 def test_the_published_shape_and_the_report_for_people(kvferry: Kvferry, tiny_gemma4_bundle: Path, short: Path) -> None:
     answer = kvferry("gate", "--bundle", str(tiny_gemma4_bundle), "--quick", "--prompts", str(short))
     assert answer.code == 0, answer.err

@@ -86,7 +86,13 @@ def check_pytest(words: list[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-CHECKED = {"source": check_source, "make": check_make, "pip": check_pip, "pytest": check_pytest}
+def check_sh(words: list[str]) -> None:
+    """A script of the examples, which tests/test_two_machines.py runs."""
+    script, _bundle = words
+    assert (ROOT / script).name == "two_machines.sh" and (ROOT / script).is_file()
+
+
+CHECKED = {"sh": check_sh, "source": check_source, "make": check_make, "pip": check_pip, "pytest": check_pytest}
 
 
 @pytest.fixture
@@ -121,7 +127,15 @@ def typed(kvferry: Kvferry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
-@pytest.mark.parametrize("page", SHELL, ids=page_name)
+LONG = {"docs/gate.md", "docs/checks.md", "docs/checkpoint.md"}
+"""Pages whose commands take many seconds: the second tier's."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow) if page_name(page) in LONG else page for page in SHELL],
+    ids=page_name,
+)
 def test_every_command_runs(page: Path, typed: Callable[[Path], None], kvferry: Kvferry, tmp_path: Path) -> None:
     typed(page)
     if page_name(page) != "README.md":

@@ -195,3 +195,21 @@ def test_an_index_that_differs_is_made_anew(store: Store, sql: str) -> None:
     assert report.ok and report.notes == ("index: differed from the files and was made anew.",)
     assert check(store).notes == ()
     assert find(store, [*ITEMS, 1]).n == 400
+
+
+def test_a_manifest_without_its_promise(store: Store) -> None:
+    """Unnamed it is what a power loss leaves of a save that nobody was told of; under a name something is lost."""
+    saved = save(store, tuple(range(90)))
+    assert saved.digest is not None
+    path = store.shelf.path / "snapshots" / f"{saved.digest}.cov"
+    data = path.read_bytes()
+    path.unlink()
+    report = check(store)
+    assert report.ok and any(f"{saved.digest}.cov" in note for note in report.notes)
+    path.write_bytes(data)
+    store.shelf.records.move_ref("book", None, saved.digest)
+    path.unlink()
+    report = check(store)
+    assert [(problem.path, problem.names) for problem in report.problems] == [
+        (f"snapshots/{saved.digest}.cov", ("book",))
+    ]

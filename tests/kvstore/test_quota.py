@@ -321,6 +321,7 @@ def distinct_bytes(path: Path) -> int:
     return sum(seen.values())
 
 
+@pytest.mark.slow
 def test_many_writers_keep_to_it_together(store: Store) -> None:
     writers = 4
     words = [sys.executable, "-c", WRITER, str(store.shelf.path)]

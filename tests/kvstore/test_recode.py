@@ -185,6 +185,7 @@ def test_a_quota_holds(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     expect(store, "a")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", RECODING)
 def test_killed_before_every_step(tmp_path: Path, forker: Forker, action: Codec) -> None:
     made = tmp_path / "made"
@@ -254,6 +255,7 @@ print("did", count, flush=True)
 """
 
 
+@pytest.mark.slow
 def test_recoders_savers_readers_and_a_collector_at_once(tmp_path: Path) -> None:
     """Nobody sees an error, and nothing is lost: two of them recode the same objects back and forth all the time."""
     path = tmp_path / "s"

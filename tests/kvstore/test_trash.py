@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -257,14 +257,15 @@ def test_the_order_is_objects_manifest_name(store: Store, monkeypatch: pytest.Mo
     remove(store, "a")
     collect(store)
     path, events = store.shelf.path, []
-    sync = Root.sync
+    sync_all = Root.sync_all
 
-    def noted(self: Root, folder: str) -> None:
-        sync(self, folder)
+    def noted(self: Root, folders: Iterable[str]) -> None:
+        names = list(folders)
+        sync_all(self, names)
         refs, manifests = len(list((path / "refs").iterdir())), len(list((path / "snapshots").iterdir()))
-        events.append((folder.partition("/")[0], manifests, refs))
+        events.extend((folder.partition("/")[0], manifests, refs) for folder in names)
 
-    monkeypatch.setattr(Root, "sync", noted)
+    monkeypatch.setattr(Root, "sync_all", noted)
     trash.restore(store, "a")
     stages = [event for i, event in enumerate(events) if i == 0 or events[i - 1] != event]
     assert stages == [("objects", 0, 0), ("snapshots", 2, 0), ("refs", 2, 1)]

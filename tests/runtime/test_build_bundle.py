@@ -91,6 +91,7 @@ def test_the_embedding_sidecar_is_the_embedding_divided_by_32(tiny_bundle: Path)
     assert (np.abs(found - expected) <= 0.5 * steps + 1e-3 * np.abs(expected)).all()
 
 
+@pytest.mark.slow
 def test_weight_digest_ignores_chunks_and_heads(tmp_path: Path, tiny_bundle: Path) -> None:
     record = json.loads((tiny_bundle / "kvferry.json").read_bytes())
     split = assemble(tiny_like(chunk_bounds=((0, 1), (1, 6))), tmp_path / "split", progress=lambda *_: None)

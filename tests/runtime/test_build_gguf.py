@@ -190,6 +190,7 @@ def test_what_the_fields_mean(make: Make) -> None:
     assert source.vocabulary.pad == source.vocabulary.eos
 
 
+@pytest.mark.slow
 def test_a_tied_model_has_its_embedding_as_head(make: Make, tmp_path: Path) -> None:
     tied = build_bundle(None, tmp_path / "tied", source=make(tensors={"output.weight": None}))
     spelled = build_bundle(

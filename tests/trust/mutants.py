@@ -20,8 +20,8 @@ MUTANTS = (
     Mutant(
         "no fsync of new files",
         "kvstore/files.py",
-        "                os.fsync(fd)\n            finally:\n                close(fd)\n\n    def __enter__",
-        "                pass\n            finally:\n                close(fd)\n\n    def __enter__",
+        "            sync(self._fds)\n        finally:\n            self.close()\n",
+        "            pass\n        finally:\n            self.close()\n",
         (2,),
     ),
     Mutant(
@@ -48,24 +48,22 @@ MUTANTS = (
     Mutant(
         "an fsync that failed is tried again",
         "kvstore/files.py",
-        "                os.fsync(fd)\n            finally:\n                close(fd)\n\n    def __enter__",
-        "                try:\n                    os.fsync(fd)\n                except OSError:\n                    os.fsync(fd)\n"
-        "            finally:\n                close(fd)\n\n    def __enter__",
+        "            sync(self._fds)\n        finally:\n            self.close()\n",
+        "            try:\n                sync(self._fds)\n            except OSError:\n                sync(self._fds)\n        finally:\n            self.close()\n",
         (3,),
     ),
     Mutant(
         "an fsync that failed is passed over",
         "kvstore/files.py",
-        "                os.fsync(fd)\n            finally:\n                close(fd)\n\n    def __enter__",
-        "                with contextlib.suppress(OSError):\n                    os.fsync(fd)\n"
-        "            finally:\n                close(fd)\n\n    def __enter__",
+        "            sync(self._fds)\n        finally:\n            self.close()\n",
+        "            with contextlib.suppress(OSError):\n                sync(self._fds)\n        finally:\n            self.close()\n",
         (3,),
     ),
     Mutant(
         "a short write is taken for a whole one",
         "kvstore/files.py",
-        "    while left:\n        written = os.writev(",
-        "    if left:\n        written = os.writev(",
+        "    while left:\n        left = _after(left, os.writev(",
+        "    if left:\n        left = _after(left, os.writev(",
         (3,),
     ),
     Mutant(

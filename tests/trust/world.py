@@ -214,15 +214,10 @@ def _compare(rows: Memory, match: object) -> None:
 
 
 def require_sound(path: Path) -> None:
-    """A full check finds nothing; but that an unnamed manifest may lack its coverage file, and so promises nothing."""
+    """A full check finds nothing."""
     with Store.open(path, create=False) as store:
         report = check(store)
-    problems = [
-        problem
-        for problem in report.problems
-        if problem.names or not problem.path.endswith(".cov") or (path / problem.path).exists()
-    ]
-    if problems:
+    if report.problems:
         kind = Lost if any(named.usable != named.tokens for named in report.names) else AssertionError
         raise kind(f"{path.name}: {report}")
 
