@@ -293,12 +293,13 @@ def ls(settings: Settings) -> None:
 @click.argument("name", type=Label())
 @common_options
 def show(settings: Settings, name: str) -> None:
-    """Show one snapshot: tokens, identity, who computed it, what of it is here."""
+    """Show one snapshot: tokens, identity, who computed it and who signed it, what of it is here."""
+    from .keyring import Keyring
     from .report import describe, description_text
     from .store import Store
 
     with Store.open(settings.store, create=False) as store:
-        value = describe(store, name)
+        value = describe(store, name, Keyring(config_folder()).trusted())
     settings.emit(value, lambda: description_text(value, terminal_width() or WIDTH))
 
 

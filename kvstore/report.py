@@ -10,6 +10,7 @@ from .errors import Corrupt, FormatTooNew, KVError, Missing
 from .layout import BLOCK
 from .plaintext import labelled, short, size_text, table
 from .shelf import Shelf
+from .signatures import true_ones
 from .snapshot import Coverage, Snapshot, trimmed, whole
 
 if TYPE_CHECKING:
@@ -86,8 +87,8 @@ def _minute(moment: str) -> str:
     return moment[:16].replace("T", " ")
 
 
-def describe(store: Store, name: str) -> dict[str, Any]:
-    """One snapshot whole. `SnapshotMissing`."""
+def describe(store: Store, name: str, trusted: Mapping[bytes, str] | None = None) -> dict[str, Any]:
+    """One snapshot whole. ``trusted``: names of producers by their keys. `SnapshotMissing`, `SignaturesCorrupt`."""
     digest = store.resolve(name)
     snapshot = store.shelf.records.snapshot(digest)
     coverage = store.shelf.records.coverage(digest, snapshot)
@@ -117,6 +118,10 @@ def describe(store: Store, name: str) -> dict[str, Any]:
         "blocks": len(snapshot.blocks),
         "lineages": [dict(lineage.fields) for lineage in snapshot.lineages],
         "identity": {k: _readable(v) for k, v in snapshot.identity.wire().items()},
+        "signatures": [
+            {"key": one.key.hex(), "trusted": (trusted or {}).get(one.key)}
+            for one in true_ones(store.shelf.records.signatures(digest), digest)
+        ],
         "first_tokens": [t if isinstance(t, int) else f"soft {t.placeholder}" for t in snapshot.items[:16]],
     }
 
@@ -135,6 +140,10 @@ def description_text(value: Mapping[str, Any], width: int) -> str:
         ),
         ("next token", "none chosen" if pending is None else f"{pending}, chosen and not fed"),
         ("receipt", f"{len(receipt['tokens'])} tokens, finish: {receipt['finish']}" if receipt else "none"),
+        (
+            "signed by",
+            ", ".join(one["trusted"] or f"{one['key'][:12]} (not trusted)" for one in value["signatures"]) or "nobody",
+        ),
         ("begins with", short(value["first_tokens"], 16) or ""),
     ]
     groups = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -42,7 +43,10 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class Store:
-    """A content-addressed store of KV. One instance serves one thread; any number of processes may share a folder."""
+    """A content-addressed store of KV. One instance serves one thread; any number of processes may share a folder.
+
+    `publish`, `answer` and the quota may be used from several threads: they take turns at the index.
+    """
 
     def __init__(self, shelf: Shelf, *, network: FileSystem = network_file_system) -> None:
         """``network``: says on which network file system a folder lies, if it does. There the index is held in memory."""
@@ -50,6 +54,8 @@ class Store:
         self._network = network
         self._index: Index | None = None
         self._memory: Index | None = None
+        self._turns = threading.RLock()
+        """At the index. Taken where the index's write transaction stands in the order of the store's locks."""
         self.quota = Quota(shelf, self)
 
     @classmethod
@@ -361,7 +367,7 @@ class Store:
         `StoreBusy` when another process writes to it for too long; `OSError` when the disk fails it or is full.
         """
         try:
-            with below(self.shelf.path):
+            with self._turns, below(self.shelf.path):
                 try:
                     return run(self._opened())
                 except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # its message quotes a damaged schema
@@ -374,24 +380,26 @@ class Store:
 
     def searched(self, run: Callable[[Index], _T]) -> _T:
         """As `indexed`, for a query. A store that can only be read, or whose index is held for too long, gets one in memory, made from its files."""
-        if self._memory is None:
-            try:
-                return self.indexed(run)
-            except OSError as error:
-                if error.errno not in _READ_ONLY:
-                    raise
-            except StoreBusy:  # somebody sleeps while he writes to the index, which is behind
-                pass
-            self._close_index()
-            self._memory = Index.in_memory(self.shelf)
-        else:
-            self._memory.refresh()
-        return run(self._memory)
+        with self._turns:
+            if self._memory is None:
+                try:
+                    return self.indexed(run)
+                except OSError as error:
+                    if error.errno not in _READ_ONLY:
+                        raise
+                except StoreBusy:  # somebody sleeps while he writes to the index, which is behind
+                    pass
+                self._close_index()
+                self._memory = Index.in_memory(self.shelf)
+            else:
+                self._memory.refresh()
+            return run(self._memory)
 
     def _renew_index(self) -> None:
-        if self._memory is None:
-            self._discard_index()
-        self._close_memory()
+        with self._turns:
+            if self._memory is None:
+                self._discard_index()
+            self._close_memory()
 
     def _close_memory(self) -> None:
         if self._memory is not None:

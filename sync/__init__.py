@@ -6,7 +6,7 @@
         pull(store, remote, ["book"], trimmed=True)
 
 Order: frames · plan · reach · remote · vouching · incoming · folder · carry · pulling · pushing · bodies · streams · tokens · pairing · certificate · catalogue ·
-served · metering · throttle · guard · openapi · server · connection · client · known · prefixes · blobs · bucket · bucket_gc · reuse · remotes · gateway · onefile · watch · discovery · cli · onefile_commands ·
+served · metering · throttle · guard · listening · openapi · asked · replies · receiving · server · connection · fetching · client · known · prefixes · blobs · bucket · bucket_gc · reuse · remotes · recent · gateway · onefile · watch · discovery · cli · onefile_commands ·
 bucket_commands · pair_commands · watch_command · serve_command
 """
 

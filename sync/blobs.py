@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import InputInvalid, Refused, Unreachable
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 PIECE = 1 << 20
+_RETRIES: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
+"""A bucket that doesn't answer is told of within a minute, not in three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Blobs:
         from obstore.store import from_url
 
         try:
-            return cls(from_url(url), url)
+            return cls(from_url(url, retry_config=_RETRIES), url)
         except (BaseError, ValueError, TypeError) as error:
             raise InputInvalid(
                 f"remote {url!r}: expected s3://BUCKET/PREFIX, gs://… or az://…, found: {_first_line(error)}"

@@ -7,6 +7,7 @@ added to a store's: ``prefixes/<key>`` (see `prefixes`) and ``names/<hex>``, whi
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +50,7 @@ from kvstore.signatures import Signature, joined
 from kvstore.snapshot import Coverage, Ref, Snapshot
 
 from . import prefixes
-from .blobs import Blobs, Version
+from .blobs import Blobs, Entry, Version
 from .frames import Buffer, check_frame
 from .plan import Lengths, objects
 from .reach import blaming_remote
@@ -75,7 +76,8 @@ class Bucket:
         self.blobs = blobs
         self.grace = grace
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kvferry-bucket")
-        self._put: set[ContentDigest] = set()
+        self._put: dict[ContentDigest, float] = {}
+        """When each object was put through this handle, by `time.monotonic`."""
 
     @classmethod
     def open(cls, blobs: Blobs, *, create: bool = False, grace: timedelta = GRACE) -> Self:
@@ -142,14 +144,15 @@ class Bucket:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _each(self, work: Callable[[_K], _T], many: Iterable[_K]) -> list[_T]:
+    def each(self, work: Callable[[_K], _T], many: Iterable[_K]) -> list[_T]:
+        """``work`` of each, `AT_ONCE` at a time. The first error of one is raised."""
         return list(self._pool.map(work, many))
 
     # what both sides ask
 
     def refs(self) -> Iterator[Ref]:
         paths = [entry.path for entry in self.blobs.entries("refs")]
-        found = [ref for ref in self._each(self._ref, paths) if ref is not None]
+        found = [ref for ref in self.each(self._ref, paths) if ref is not None]
         yield from sorted(found, key=lambda ref: ref.label)
 
     def ref(self, label: str) -> Ref | None:
@@ -200,7 +203,7 @@ class Bucket:
 
     def _there(self, objects: Lengths, test: Callable[[ContentDigest, int], bool]) -> set[ContentDigest]:
         assert len(objects) <= MAX_ASKED
-        found = self._each(lambda one: test(*one), objects.items())
+        found = self.each(lambda one: test(*one), objects.items())
         return {name for name, there in zip(objects, found, strict=True) if there}
 
     def _is_there(self, name: ContentDigest, length: int) -> bool:
@@ -258,7 +261,7 @@ class Bucket:
         deepest: prefixes.Record | None = None
         at, step = 0, PROBES
         while at < len(asked):
-            found = self._each(self._record, asked[at : at + step])
+            found = self.each(self._record, asked[at : at + step])
             hits = [record for record in found if record is not None]
             if not hits:
                 break
@@ -279,36 +282,68 @@ class Bucket:
         for name, chunks in frames:
             data = b"".join(check_frame(name, lengths[name], chunks))
             self.blobs.write(Objects.path(name), data)
-            self._put.add(name)
+            self._put[name] = time.monotonic()
 
     def publish(self, snapshot: Snapshot, coverage: Coverage, label: str, expect: SnapshotDigest | None) -> Coverage:
         digest, manifest = encode_snapshot(snapshot)
         nfc = check_label(label)
         needed = objects(snapshot, coverage)
-        self._require(label, {name: length for name, length in needed.items() if name not in self._put})
         self._claim(nfc, expect, digest)
-        self.blobs.write(f"snapshots/{digest}", manifest)  # anew each time: so it is young
+        renewed = self._protect(label, digest, manifest, needed)
         held = self._join(snapshot, coverage)
         for part in _waves(list(prefixes.records(digest, snapshot)), AT_ONCE):
-            self._each(lambda one: self.blobs.write(prefixes.path(one[0]), prefixes.encode(one[1])), part)
+            self.each(lambda one: self.blobs.write(prefixes.path(one[0]), prefixes.encode(one[1])), part)
         self._move(nfc, expect, digest)
+        # A collector that had looked before all this may just have deleted what it saw as old: it sees the name from now on.
+        if self.blobs.entry(f"snapshots/{digest}") is None:
+            self.blobs.write(f"snapshots/{digest}", manifest)
+        if self.blobs.entry(f"snapshots/{digest}.cov") is None:
+            held = self._join(snapshot, coverage)
+        self._require(label, renewed)
         return held
 
-    def _require(self, label: str, needed: Lengths) -> None:
-        """`ObjectMissing` unless all are there, and so young that no collector takes them before the manifest is seen. Old ones are put again."""
-        entries = self._each(lambda name: self.blobs.entry(Objects.path(name)), needed)
-        absent = [name for name, entry in zip(needed, entries, strict=True) if entry is None]
-        if absent:
+    def _protect(self, label: str, digest: SnapshotDigest, manifest: bytes, needed: Lengths) -> Lengths:
+        """Writes the manifest while all that it needs is young, so that no collector takes any of it from then on. Returns what was old, and put again."""
+        renewed: dict[ContentDigest, int] = {}
+        half = self.grace.total_seconds() / 2
+        for _ in range(TRIES):
+            began = time.monotonic()
+            renewed.update(self._renewed(label, needed))
+            self.blobs.write(f"snapshots/{digest}", manifest)  # anew each time: so it is young
+            self._require(label, renewed)
+            if not half or time.monotonic() - began <= half:
+                return renewed
+        raise Unreachable(
+            f"{self.where}: expected to look at {len(needed)} objects of {label!r} and write their manifest within {half:g} s, half the grace, found that it "
+            f"took longer {TRIES} times. What was carried is kept. Push again, or have everybody use a longer --grace.",
+            where=self.where,
+        )
+
+    def _renewed(self, label: str, needed: Lengths) -> Lengths:
+        """`ObjectMissing` unless all are there. Those that are older than half the grace are put again, and returned."""
+        recent = time.monotonic() - self.grace.total_seconds() / 4
+        looked = {name: length for name, length in needed.items() if self._put.get(name, -math.inf) < recent}
+        entries = self._require(label, looked)
+        now = self.now() if entries else None
+        old = {
+            name: looked[name] for name, entry in entries.items()
+            if now is not None and now - entry.modified > self.grace / 2
+        }  # fmt: skip
+        self.each(lambda name: self._again(name, old[name]), old)
+        return old
+
+    def _require(self, label: str, needed: Lengths) -> dict[ContentDigest, Entry]:
+        """`ObjectMissing` unless all are there."""
+        entries = self.each(lambda name: self.blobs.entry(Objects.path(name)), needed)
+        there = {name: entry for name, entry in zip(needed, entries, strict=True) if entry is not None}
+        if absent := [name for name in needed if name not in there]:
+            for name in absent:
+                self._put.pop(name, None)
             raise ObjectMissing(
                 f"{self.where}: {len(absent)} objects of {label!r} are not there, the first is {absent[0]}. Push again to send them.",
                 name=absent[0].hex,
             )
-        now = self.now() if entries else None
-        old = [
-            name for name, entry in zip(needed, entries, strict=True)
-            if entry is not None and now is not None and now - entry.modified > self.grace / 2
-        ]  # fmt: skip
-        self._each(lambda name: self._again(name, needed[name]), old)
+        return there
 
     def _again(self, name: ContentDigest, length: int) -> None:
         data = b"".join(check_frame(name, length, self._frame(name)))

@@ -13,11 +13,12 @@ from typing import Any
 
 from kvstore.digest import PrefixKey, SnapshotDigest
 from kvstore.errors import Corrupt, FormatTooNew, Unreachable
+from kvstore.objects import Objects
 from kvstore.plaintext import counted, size_text
 
 from . import prefixes
 from .blobs import Entry
-from .bucket import Bucket
+from .bucket import AT_ONCE, Bucket
 
 _HEX = frozenset("0123456789abcdef")
 Advance = Callable[[float], None]
@@ -61,7 +62,7 @@ def plan(bucket: Bucket) -> Plan:
     now = bucket.now()
     named, manifests = _marked(bucket)
     doomed = {digest for digest, entry in manifests.items() if digest not in named and _old(bucket, entry, now)}
-    needed = _needed(bucket, manifests.keys() - doomed)
+    needed = _read(bucket, manifests.keys() - doomed)[1]
     objects = (
         entry for entry in bucket.blobs.entries("objects") if entry.path not in needed and _old(bucket, entry, now)
     )
@@ -73,20 +74,26 @@ def apply(bucket: Bucket, planned: Plan, advance: Advance) -> Collected:
     now = bucket.now()
     named, manifests = _marked(bucket)
     doomed = [d for d in planned.snapshots if d in manifests and d not in named and _old(bucket, manifests[d], now)]
-    kept = _blocks(bucket, manifests.keys() - set(doomed))
-    for digest in doomed:
-        _forget(bucket, digest, kept)
-    # Again: a manifest that came since may need some of the objects.
+    kept = manifests.keys() - set(doomed)
+    records, needed = _read(bucket, kept)
+    forgotten = bucket.each(lambda digest: _forget(bucket, digest, records, now), doomed)
+    # Again: a manifest that came since, or that was not deleted after all, may need some of the objects.
     _, manifests = _marked(bucket)
-    needed = _needed(bucket, manifests.keys())
-    gone = size = 0
-    for entry in planned.objects:
+    needed |= _read(bucket, manifests.keys() - kept)[1]
+
+    def delete(entry: Entry) -> bool:
         current = bucket.blobs.entry(entry.path)
-        if entry.path not in needed and current is not None and _old(bucket, current, now):
-            bucket.blobs.delete([entry.path])
-            gone, size = gone + 1, size + entry.size
-        advance(entry.size)
-    return Collected(len(doomed), gone, size)
+        if entry.path in needed or current is None or not _old(bucket, current, now):
+            return False
+        bucket.blobs.delete([entry.path])
+        return True
+
+    gone: list[int] = []
+    for at in range(0, len(planned.objects), AT_ONCE):
+        wave = planned.objects[at : at + AT_ONCE]
+        gone += [entry.size for entry, done in zip(wave, bucket.each(delete, wave), strict=True) if done]
+        advance(sum(entry.size for entry in wave))
+    return Collected(sum(forgotten), len(gone), sum(gone))
 
 
 def _marked(bucket: Bucket) -> tuple[set[SnapshotDigest], dict[SnapshotDigest, Entry]]:
@@ -110,27 +117,27 @@ def _old(bucket: Bucket, entry: Entry, now: datetime) -> bool:
     return now - entry.modified > bucket.grace
 
 
-def _needed(bucket: Bucket, kept: Iterable[SnapshotDigest]) -> set[str]:
-    """The paths of the objects that these manifests name, promised or not."""
-    from kvstore.objects import Objects
+def _read(bucket: Bucket, kept: Iterable[SnapshotDigest]) -> tuple[dict[PrefixKey, prefixes.Record], set[str]]:
+    """What the prefix records may say once only these manifests are left, and the paths of the objects that they name, promised or not."""
+    records: dict[PrefixKey, prefixes.Record] = {}
+    paths: set[str] = set()
 
-    found: set[str] = set()
-    for digest in kept:
+    def read(digest: SnapshotDigest) -> tuple[list[tuple[PrefixKey, prefixes.Record]], set[str]]:
         snapshot = bucket.snapshot(digest)
-        found |= {Objects.path(content) for contents in snapshot.blocks for content in contents}
-    return found
+        return list(prefixes.records(digest, snapshot)), {
+            Objects.path(content) for contents in snapshot.blocks for content in contents
+        }
+
+    asked = sorted(kept)
+    for at in range(0, len(asked), AT_ONCE):  # not all at once in memory
+        for some, names in bucket.each(read, asked[at : at + AT_ONCE]):
+            records.update(some)
+            paths |= names
+    return records, paths
 
 
-def _blocks(bucket: Bucket, kept: Iterable[SnapshotDigest]) -> dict[PrefixKey, prefixes.Record]:
-    """What the prefix records may say once only these manifests are left."""
-    found: dict[PrefixKey, prefixes.Record] = {}
-    for digest in sorted(kept):
-        found.update(prefixes.records(digest, bucket.snapshot(digest)))
-    return found
-
-
-def _forget(bucket: Bucket, digest: SnapshotDigest, kept: dict[PrefixKey, prefixes.Record]) -> None:
-    """Deep to shallow, so that at no time a deeper record stands without the shallower ones."""
+def _forget(bucket: Bucket, digest: SnapshotDigest, kept: dict[PrefixKey, prefixes.Record], now: datetime) -> bool:
+    """Deep to shallow, so that at no time a deeper record stands without the shallower ones. False where somebody wrote the manifest again meanwhile."""
     try:
         own = list(prefixes.records(digest, bucket.snapshot(digest)))
     except (Corrupt, FormatTooNew):
@@ -144,4 +151,8 @@ def _forget(bucket: Bucket, digest: SnapshotDigest, kept: dict[PrefixKey, prefix
             bucket.blobs.write(prefixes.path(key), prefixes.encode(kept[key]))
         else:
             bucket.blobs.delete([prefixes.path(key)])
+    current = bucket.blobs.entry(f"snapshots/{digest}")
+    if current is None or not _old(bucket, current, now):
+        return False  # its writer makes the records anew
     bucket.blobs.delete([f"snapshots/{digest}.sig", f"snapshots/{digest}.cov", f"snapshots/{digest}"])
+    return True

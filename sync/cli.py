@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 _FORCE = "Move the name even if the snapshot it stands for is not continued by the new one."
 _VERIFY = "Also read what is there already, and carry again what is damaged."
 _SIGNED = click.option(
-    "--require-signed", is_flag=True, help="Only snapshots that a trusted key signed (`kvferry keys`); others are refused, before any KV comes."
+    "--require-signed",
+    is_flag=True,
+    help="Only snapshots that a trusted key signed (`kvferry keys`); others are refused, before any KV comes.",
 )
 _DRY = "Say what would be carried; carry nothing."
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Self, TypeVar
@@ -27,22 +25,20 @@ from kvstore.codec import (
     encode_snapshot,
 )
 from kvstore.digest import SIZE, ContentDigest, PrefixKey, SnapshotDigest
-from kvstore.errors import FormatTooNew, InputInvalid, LabelInvalid, SnapshotMissing, StoreBusy, Unreachable
+from kvstore.errors import FormatTooNew, InputInvalid, LabelInvalid, SnapshotMissing, Unreachable
 from kvstore.items import Item, encode_items
 from kvstore.layout import MAX_OBJECT, Layout
 from kvstore.records import check_label
-from kvstore.signatures import Signature, joined
 from kvstore.shelf import FEATURES, FORMAT
+from kvstore.signatures import Signature, joined
 from kvstore.snapshot import Coverage, Ref, Snapshot
 
-from .bodies import Signature as SignatureShape
 from .bodies import (
     FRAMES_TYPE,
     MAP_TYPE,
     MAX_MAP,
     MAX_REFS,
     PROTOCOL,
-    Fetch,
     Find,
     Found,
     Had,
@@ -58,7 +54,9 @@ from .bodies import (
     encode,
     flags,
 )
-from .connection import PIECE, Connection, NotUnderstood, Peer, unreachable
+from .bodies import Signature as SignatureShape
+from .connection import Connection, Peer, tried
+from .fetching import Stream
 from .frames import Buffer, check_frame
 from .plan import Lengths, parts
 from .reach import blaming_remote
@@ -67,15 +65,8 @@ from .streams import Cut
 
 _S = TypeVar("_S", bound=Shape)
 _T = TypeVar("_T")
-ATTEMPTS = 4
-"""Tries for one object, or one question, before a server counts as gone."""
-ENOUGH = 256 << 10
-"""Bytes that are read before they are handed on, where so many are expected."""
 MAX_NAMES = 1_000_000
 """Names that a server may have; a page counts for a hundred at least."""
-PAUSE = 0.2
-"""Seconds before the second try; each later one waits twice as long."""
-_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", re.ASCII)
 
 
 class Client:
@@ -122,7 +113,7 @@ class Client:
             with self._asking("GET", path) as (connection, answer):
                 return read(connection, answer)
 
-        return _tried(once)
+        return tried(once)
 
     info: Info
 
@@ -170,7 +161,7 @@ class Client:
             with self._asking("POST", path, encode(value), {"Content-Type": MAP_TYPE}) as (connection, answer):
                 return self._decoded(connection, answer, shape, limit)
 
-        return _tried(once)
+        return tried(once)
 
     def _decoded(
         self, connection: Connection, answer: http.client.HTTPResponse, shape: type[_S], limit: int = MAX_MAP
@@ -261,7 +252,7 @@ class Client:
 
     def fetch(self, names: Sequence[ContentDigest]) -> Iterator[Frame]:
         with self._connected() as connection:
-            stream = _Stream(connection, list(names), self.info.limits.frames)
+            stream = Stream(connection, list(names), self.info.limits.frames)
             try:
                 for name in names:
                     yield name, stream.frame(name)
@@ -308,7 +299,7 @@ class Client:
                 return decode_coverage(held, digest, len(snapshot.layout.groups), len(snapshot.blocks))
 
         # It may have been done and the answer lost: the server then finds the name where it should be.
-        return _tried(once)
+        return tried(once)
 
     def add_signatures(self, digest: SnapshotDigest, signatures: Sequence[Signature]) -> None:
         body = encode(Signatures(tuple(SignatureShape(one.key, one.raw) for one in signatures)))
@@ -318,138 +309,10 @@ class Client:
             with self._asking("PUT", path, body, {"Content-Type": MAP_TYPE}) as (connection, answer):
                 self._decoded(connection, answer, Signatures)
 
-        return _tried(once)
+        return tried(once)
 
     def _nonsense(self, found: str) -> Unreachable:
         return Connection(self._peer).nonsense(found)
-
-
-class _Stream:
-    """Objects as one body of frames; when the connection breaks, the rest of the object under way, then of the others, from a new one."""
-
-    def __init__(self, connection: Connection, names: list[ContentDigest], limit: int) -> None:
-        self._connection = connection
-        self._left, self._limit = names, limit
-        self._coming = 0
-        """Objects of the body under way that have not begun."""
-        self._scope = contextlib.ExitStack()
-        self._answer: http.client.HTTPResponse | None = None
-        self._piece = memoryview(bytearray(PIECE))
-        self._alone = False
-
-    def close(self) -> None:
-        self._scope.close()
-        self._answer = None
-
-    def frame(self, name: ContentDigest) -> Iterator[Buffer]:
-        """The frame of the next object. What its reader leaves of it is given up with the connection."""
-        done = False
-        try:
-            yield from self._frame(name)
-            done = True
-        finally:
-            self._left.pop(0)
-            if not done:
-                self._drop()
-
-    def _frame(self, name: ContentDigest) -> Iterator[Buffer]:
-        head, sent, total = b"", 0, HEADER
-        tries = fresh = 0
-        while sent < total:
-            try:
-                if self._answer is not None and not head and not self._coming:
-                    self._scope.close()  # read to its end: more is asked for on the same connection
-                    self._answer = None
-                if self._answer is None:
-                    self._ask(name, head, sent)
-                if not head:
-                    head = self._exactly(HEADER)
-                    self._coming -= 1
-                    header = decode_header(head, Kind.OBJECT, f"object {name}")
-                    total = HEADER + header.stored_length
-                    sent = HEADER
-                    yield head
-                    continue
-                count = self._read(self._piece[: min(PIECE, total - sent)])
-            except Unreachable as error:
-                self._drop()
-                # A server that gives a little each time would be asked for ever.
-                tries, fresh = 1 if fresh >= ENOUGH else tries + 1, 0
-                if tries >= ATTEMPTS or isinstance(error, NotUnderstood):
-                    raise
-                time.sleep(PAUSE * 2 ** (tries - 1))
-                continue
-            fresh += count
-            sent += count
-            yield self._piece[:count]
-        if self._alone:
-            self._drop()
-
-    def _ask(self, name: ContentDigest, head: bytes, sent: int) -> None:
-        """All objects that are left; or, in the middle of one, its rest."""
-        self._alone = bool(sent)
-        if not sent:
-            asked = self._left[: self._limit]
-            self._coming = len(asked)
-            body = encode(Fetch(tuple(n.raw for n in asked)))
-            self._answer = self._scope.enter_context(
-                self._connection.asking("POST", "/v1/fetch", body, {"Content-Type": MAP_TYPE})
-            )
-            kind = self._answer.headers.get_content_type()
-            if kind != FRAMES_TYPE:
-                raise self._connection.nonsense(f"expected {FRAMES_TYPE}, found {kind:.60}")
-            return
-        header = decode_header(head, Kind.OBJECT, f"object {name}")
-        etag = f'"{header.stored.hex()}"'
-        headers = {"Range": f"bytes={sent}-", "If-Range": etag}
-        self._answer = self._scope.enter_context(self._connection.asking("GET", f"/v1/objects/{name}", None, headers))
-        total = HEADER + header.stored_length
-        whole = self._answer.status != 206
-        if self._answer.length != (total if whole else total - sent):
-            raise self._connection.nonsense(
-                f"expected {total} bytes, or those from {sent}, found {self._answer.length}"
-            )
-        if not whole:
-            found = self._answer.headers.get("Content-Range", "")
-            match = _CONTENT_RANGE.fullmatch(found)
-            if match is None or tuple(map(int, match.groups())) != (sent, total - 1, total):
-                raise self._connection.nonsense(f"expected bytes {sent}-{total - 1}/{total}, found {found!r:.80}")
-            return
-        if self._answer.headers.get("ETag") != etag:
-            raise self._connection.nonsense(
-                f"expected the same object after the break, with ETag {etag}, found another"
-            )
-        # Ranges are not for this server: what is here already passes by.
-        left = sent
-        while left:
-            left -= self._read(self._piece[: min(PIECE, left)])
-
-    def _read(self, into: memoryview) -> int:
-        assert self._answer is not None
-        where = self._connection.peer.where
-        try:
-            count = filled = self._answer.readinto(into)
-            # Small pieces cost more on their way to the disk than it takes to wait for more of them.
-            while count and filled < min(len(into), ENOUGH):
-                count = self._answer.readinto(into[filled:])
-                filled += count
-        except (OSError, http.client.HTTPException) as error:
-            raise unreachable(where, error) from error
-        if not filled:
-            raise unreachable(where, ConnectionResetError("the connection ended before the answer did"))
-        return filled
-
-    def _exactly(self, count: int) -> bytes:
-        data = bytearray(count)
-        at = 0
-        while at < count:
-            at += self._read(memoryview(data)[at:])
-        return bytes(data)
-
-    def _drop(self) -> None:
-        self._scope.close()
-        self._connection.close()
-        self._answer = None
 
 
 def _withheld(pieces: Iterable[Buffer], count: int) -> Iterator[Buffer]:
@@ -470,15 +333,3 @@ def _is_label(text: str) -> bool:
         return check_label(text) == text
     except LabelInvalid:
         return False
-
-
-def _tried(once: Callable[[], _T]) -> _T:
-    """``once()``, again after a pause where the connection broke or the server was too busy."""
-    for attempt in range(ATTEMPTS - 1):
-        try:
-            return once()
-        except NotUnderstood:
-            raise
-        except (Unreachable, StoreBusy):
-            time.sleep(PAUSE * 2**attempt)
-    return once()

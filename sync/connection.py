@@ -11,16 +11,17 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from kvstore import errors
-from kvstore.errors import KVError, Refused, Unreachable
+from kvstore.errors import KVError, Refused, StoreBusy, Unreachable
 
 from .bodies import MAP_TYPE
 from .tokens import NotAllowed, TokenRefused, check_token
 
+_T = TypeVar("_T")
 CONNECT_SECONDS = 10.0
 SECONDS = 60.0
 """For the next bytes of an answer; and what may be waited for all of them beyond `SLOWEST`."""
@@ -28,6 +29,10 @@ SLOWEST = 4096
 """Bytes a second that an answer has to come with, after the first `SECONDS` of waiting for it."""
 MAX_HEAD = 1 << 16
 """Bytes of an answer before its body, those of interim answers too."""
+ATTEMPTS = 4
+"""Tries for one object, or one question, before a server counts as gone."""
+PAUSE = 0.2
+"""Seconds before the second try; each later one waits twice as long."""
 PIECE = 1 << 20
 MAX_ERROR = 1 << 16
 
@@ -256,8 +261,8 @@ class Connection:
 _KINDS: Mapping[str, type[KVError]] = {
     kind.__name__: kind
     for kind in (
-        errors.SnapshotMissing, errors.ObjectMissing, errors.ObjectCorrupt, errors.SnapshotCorrupt, errors.CoverageCorrupt,
-        errors.RefCorrupt, errors.RefConflict, errors.FormatTooNew, errors.InputInvalid, errors.LabelInvalid, errors.StoreBusy, errors.StoreFull,
+        errors.SnapshotMissing, errors.ObjectMissing, errors.ObjectCorrupt, errors.SnapshotCorrupt, errors.CoverageCorrupt, errors.SignaturesCorrupt,
+        errors.RefCorrupt, errors.RefConflict, errors.FormatTooNew, errors.InputInvalid, errors.LabelInvalid, errors.StoreBusy, errors.StoreFull, errors.Unreachable,
         TokenRefused, NotAllowed, TooMany,
     )
 }  # fmt: skip
@@ -278,6 +283,23 @@ def unreachable(where: str, error: OSError | http.client.HTTPException) -> Unrea
         f"{where}: {found}. What was carried so far is kept. See that `kvferry serve` runs there and that the address is right, then run it again.",
         where=where,
     )
+
+
+def tried(once: Callable[[], _T]) -> _T:
+    """``once()``, again after a pause where the connection broke or the server was too busy."""
+    for attempt in range(ATTEMPTS - 1):
+        try:
+            return once()
+        except NotUnderstood:
+            raise
+        except (Unreachable, StoreBusy):
+            pause(attempt + 1)
+    return once()
+
+
+def pause(tries: int) -> None:
+    """After so many tries in vain."""
+    time.sleep(PAUSE * 2 ** (tries - 1))
 
 
 def certificate_fingerprint(sock: Any) -> str:

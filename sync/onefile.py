@@ -1,4 +1,4 @@
-"""A snapshot as one file: its ref, manifest, coverage and objects as frames, one after the other, as `docs/protocol.md` has them on the wire.
+"""A snapshot as one file: its ref, manifest, coverage, signatures where it has some, and objects, each a frame, one after the other.
 
 Written and read as a stream, so that it goes through a pipe too.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +18,11 @@ from kvstore.codec import (
     decode_coverage,
     decode_header,
     decode_ref,
+    decode_signatures,
     decode_snapshot,
     encode_coverage,
     encode_ref,
+    encode_signatures,
     encode_snapshot,
 )
 from kvstore.digest import ContentDigest, SnapshotDigest
@@ -28,6 +30,7 @@ from kvstore.disk import below
 from kvstore.errors import Corrupt, InputInvalid, KVError, NotCovered, Refused
 from kvstore.files import Root
 from kvstore.records import check_label
+from kvstore.signatures import Signature, true_ones
 from kvstore.snapshot import Coverage, Ref, Snapshot
 from kvstore.snapshot import trimmed as trimmed_coverage
 from kvstore.store import Store
@@ -39,8 +42,11 @@ from .plan import objects
 from .pulling import standing
 from .reach import blaming
 from .streams import Cut
+from .vouching import Producers, require, take_along
 
 SUFFIX = ".kvferry"
+_KIND = 10
+"""Where in a header the kind stands."""
 
 
 class FileCorrupt(Corrupt):
@@ -58,6 +64,7 @@ class Exported:
     digest: SnapshotDigest
     snapshot: Snapshot
     coverage: Coverage
+    signatures: tuple[Signature, ...]
     objects: int
     bytes: int
 
@@ -84,13 +91,15 @@ def plan_export(store: Store, name: str, *, trimmed: bool) -> Exported:
     names = objects(snapshot, held)
     ref = store.shelf.records.ref(name)
     label, updated = (name, 0) if ref is None else (ref.label, ref.updated)
-    records = sum(map(len, _encoded(Ref(label, digest, updated), snapshot, held)))
+    signatures = true_ones(store.shelf.records.signatures(digest), digest)
+    records = sum(map(len, _encoded(Ref(label, digest, updated), snapshot, held, signatures)))
     size = records + sum(store.shelf.objects.size(one) or 0 for one in names)
-    return Exported(label, updated, digest, snapshot, held, len(names), size)
+    return Exported(label, updated, digest, snapshot, held, signatures, len(names), size)
 
 
-def _encoded(ref: Ref, snapshot: Snapshot, coverage: Coverage) -> list[bytes]:
-    return [encode_ref(ref), encode_snapshot(snapshot)[1], encode_coverage(coverage)]
+def _encoded(ref: Ref, snapshot: Snapshot, coverage: Coverage, signatures: Sequence[Signature]) -> list[bytes]:
+    signed = [encode_signatures(ref.snapshot, signatures)] if signatures else []
+    return [encode_ref(ref), encode_snapshot(snapshot)[1], encode_coverage(coverage), *signed]
 
 
 def _within(runs: tuple[tuple[int, int], ...], wanted: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
@@ -99,7 +108,7 @@ def _within(runs: tuple[tuple[int, int], ...], wanted: tuple[tuple[int, int], ..
 
 def export(store: Store, plan: Exported, advance: Advance) -> Iterator[Buffer]:
     """The file's bytes, each piece valid until the next is asked for. Every object is verified as it passes; `ObjectMissing`, `ObjectCorrupt`."""
-    for record in _encoded(Ref(plan.label, plan.digest, plan.updated), plan.snapshot, plan.coverage):
+    for record in _encoded(Ref(plan.label, plan.digest, plan.updated), plan.snapshot, plan.coverage, plan.signatures):
         yield record
         advance(len(record))
     for name, length in objects(plan.snapshot, plan.coverage).items():
@@ -129,16 +138,25 @@ def write(path: Path, pieces: Iterable[Buffer], *, force: bool) -> None:
 
 
 def import_(
-    store: Store, pieces: Iterable[Buffer], where: str, *, name: str | None, force: bool, advance: Advance
+    store: Store,
+    pieces: Iterable[Buffer],
+    where: str,
+    *,
+    name: str | None,
+    force: bool,
+    advance: Advance,
+    required: Producers | None = None,
 ) -> Imported:
     """Takes a one-file snapshot into the store: verified, and visible only when all of it is here.
 
-    It gets the name that it was exported with, or ``name``; the name moves as with `pull`. `FileCorrupt`, `ObjectCorrupt`, `FormatTooNew`, `RefConflict`.
+    It gets the name that it was exported with, or ``name``; the name moves as with `pull`. With ``required`` one of these producers must have signed it (`Unsigned`, before any object is read). `FileCorrupt`, `ObjectCorrupt`, `FormatTooNew`, `RefConflict`.
     """
     with _reading(where):
         stream = _Counted(pieces, advance)
         cut = Cut(stream)
         ref, digest, snapshot, coverage = _records(cut)
+        signatures, head = _signatures(cut, digest)
+    require(where, ref.label, digest, signatures, required)
     label = check_label(ref.label if name is None else name)
     expect = standing(store, where, label, digest, snapshot, force)
     needed = objects(snapshot, coverage)
@@ -146,7 +164,8 @@ def import_(
         landed = 0
         here = needed.keys() - absent(store.shelf, needed).keys()
         for one, length in needed.items():
-            frame = check_frame(one, length, _frame(cut, one))
+            frame = check_frame(one, length, _frame(cut, head, one))
+            head = b""
             with blaming(where):
                 if one in here:
                     for _ in frame:  # verified all the same: a file that is damaged is not imported
@@ -164,6 +183,7 @@ def import_(
                 )
             incoming.publish(needed, promised(store.shelf, digest, snapshot, expect))
             held = store.publish(snapshot, coverage)
+            take_along(store.shelf.records, digest, signatures)
             move_name(store.shelf.records, label, expect, digest)
     return Imported(Carried(label, digest, snapshot, held, 0), len(needed), landed, stream.count)
 
@@ -180,15 +200,24 @@ def _records(cut: Cut) -> tuple[Ref, SnapshotDigest, Snapshot, Coverage]:
     return ref, ref.snapshot, snapshot, coverage
 
 
-def _record(cut: Cut, kind: Kind) -> bytes:
+def _signatures(cut: Cut, digest: SnapshotDigest) -> tuple[tuple[Signature, ...], bytes]:
+    """The true ones, and where there are none the header of the first object, which was read to know that."""
     head = cut.exactly(HEADER)
+    if head[_KIND : _KIND + 1] != bytes([Kind.SIGNATURES]):
+        return (), head
+    return true_ones(decode_signatures(_record(cut, Kind.SIGNATURES, head), digest), digest), b""
+
+
+def _record(cut: Cut, kind: Kind, head: bytes = b"") -> bytes:
+    head = head or cut.exactly(HEADER)
     length = decode_header(head, kind, f"its {kind.name.lower()}").stored_length
     assert length <= MAX_RECORD
     return head + cut.exactly(length)
 
 
-def _frame(cut: Cut, name: ContentDigest) -> Iterator[Buffer]:
-    head = cut.exactly(HEADER)
+def _frame(cut: Cut, head: bytes, name: ContentDigest) -> Iterator[Buffer]:
+    """``head``: its header, if that was read already."""
+    head = head or cut.exactly(HEADER)
     yield head
     if len(head) == HEADER:
         yield from cut.take(decode_header(head, Kind.OBJECT, f"object {name}").stored_length)

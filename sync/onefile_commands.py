@@ -68,18 +68,28 @@ def export(settings: Settings, name: str, folder: Path, trimmed: bool, force: bo
 @click.option(
     "--force", is_flag=True, help="FILE.kvferry: move the name even if what it stands for is not continued by this."
 )
+@click.option("--require-signed", is_flag=True, help="FILE.kvferry: only what a trusted key signed (`kvferry keys`).")
 @common_options
-def import_(settings: Settings, folder: Path, name: str | None, force: bool) -> None:
+def import_(settings: Settings, folder: Path, name: str | None, force: bool, require_signed: bool) -> None:
     """Take in a snapshot from one file, FILE.kvferry; `-` is stdin."""
     from kvstore.report import kept
     from kvstore.store import Store
 
+    from .cli import producers
     from .onefile import import_ as take
 
     started = perf_counter()
     total = 0 if str(folder) == "-" else folder.stat().st_size
     with Store.open(settings.store) as store, progress("Importing", max(1, total), "bytes") as advance:
-        made = take(store, pieces(folder), str(folder), name=name, force=force, advance=advance)
+        made = take(
+            store,
+            pieces(folder),
+            str(folder),
+            name=name,
+            force=force,
+            advance=advance,
+            required=producers(require_signed),
+        )
     carried = made.carried
     value = {
         "name": carried.label,

@@ -45,7 +45,9 @@ def plan_pull(
     plans: list[Plan] = []
     coming: set[ContentDigest] = set()
     for label in labels:
-        plans.append(_plan(store, source, label, check_label(rename or label), trimmed, force, verify, required, coming))
+        plans.append(
+            _plan(store, source, label, check_label(rename or label), trimmed, force, verify, required, coming)
+        )
         coming |= plans[-1].move.keys()
     return plans
 
@@ -77,7 +79,9 @@ def pull(
     `Refused` (no room), `OSError` of the store's own disk.
     """
     started = time.monotonic()
-    plans = plan_pull(store, source, names, trimmed=trimmed, rename=rename, force=force, verify=verify, required=required)
+    plans = plan_pull(
+        store, source, names, trimmed=trimmed, rename=rename, force=force, verify=verify, required=required
+    )
     _require_room(store, sum(p.payload_bytes + HEADER * len(p.move) for p in plans))
     done = []
     with (

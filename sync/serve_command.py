@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvstore.cli import Settings, common_options, config_folder, note
+from kvstore.cli import Settings, Text, cache_folder, common_options, config_folder, note
 from kvstore.errors import InputInvalid, Unreachable
 
 from .remotes import DEFAULT_PORT
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0: one that is free."
 )
+@click.option(
+    "--from", "origin", metavar="REMOTE", type=Text(),
+    help="Serve what REMOTE (a bucket, say) has, read-only: fetched when it is asked for, kept in the store as far as its quota allows.",
+)  # fmt: skip
 @click.option(
     "--allow",
     type=click.Choice(["push"]),
@@ -53,6 +57,7 @@ def serve(
     settings: Settings,
     host: str,
     port: int,
+    origin: str | None,
     allow: tuple[str, ...],
     tls: bool | None,
     insecure: bool,
@@ -87,16 +92,54 @@ def serve(
         name=socket.gethostname(),
         log=_line if logging else lambda line: None,
     )
-    with Served(settings.store) as served:
-        asyncio.run(_serve(served, how, settings, host, port, certificate, announce and secure and not loopback))
+    if origin is not None and allow:
+        raise InputInvalid(
+            "--from: expected no --allow beside it, because a gateway only reads, found one. Push to REMOTE itself."
+        )
+    with Served(settings.store) if origin is None else _gateway(settings, origin) as served:
+        asyncio.run(
+            _serve(served, how, settings, origin, host, port, certificate, announce and secure and not loopback)
+        )
+
+
+def _gateway(settings: Settings, origin: str) -> Served:
+    """Serves also while the remote is away; but a mistyped one is told at once."""
+    from kvstore.digest import label_file
+    from kvstore.quota import read_quota
+
+    from .cli import token
+    from .gateway import Gateway
+    from .remotes import open_remote
+
+    names = cache_folder() / "gateway" / f"{label_file(origin)}.json"
+    made = Gateway(settings.store, origin, lambda: open_remote(origin, config=config_folder(), token=token()), names)
+    try:
+        if read_quota(made.shelf.root) is None:
+            note(f"{settings.store} has no quota and may grow as large as {origin}: `kvferry quota SIZE` bounds it")
+        made.connect()
+    except Unreachable as error:
+        note(f"{error.message} Until then what is here is served.")
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 async def _serve(
-    served: Served, how: How, settings: Settings, host: str, port: int, certificate: Any, announce: bool
+    served: Served,
+    how: How,
+    settings: Settings,
+    origin: str | None,
+    host: str,
+    port: int,
+    certificate: Any,
+    announce: bool,
 ) -> None:
-    from .server import application, listening
+    from .listening import listening, more_files
+    from .server import application
 
     context: ssl.SSLContext | None = None if certificate is None else certificate.context()
+    more_files()
     try:
         runner, bound = await listening(application(served, how), host, port, context)
     except OSError as error:
@@ -113,6 +156,7 @@ async def _serve(
     value = {
         "address": address,
         "store": str(settings.store),
+        "from": origin,
         "allow": sorted(how.allow),
         "fingerprint": None if certificate is None else certificate.fingerprint,
     }

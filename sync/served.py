@@ -138,11 +138,11 @@ class Served:
             found = []
             for name in names:
                 if name.raw not in seen:
-                    raise _missing(name)
+                    raise missing(name)
                 try:
                     fd = self.shelf.root.descriptor(Objects.path(name))
                 except FileNotFoundError:
-                    raise _missing(name) from None
+                    raise missing(name) from None
                 stack.callback(os.close, fd)
                 found.append((fd, os.fstat(fd).st_size))
             yield found
@@ -181,7 +181,7 @@ class Served:
             name = ContentDigest(header.name)
             with landing.arriving():
                 if landing.incoming.unlanded({name: header.content_length}):
-                    with landing.room(name, HEADER + header.stored_length, unpublished), _discreet():
+                    with landing.room(name, HEADER + header.stored_length, unpublished), discreet():
                         landing.incoming.land(name, header.content_length, frame)
                 else:
                     for _ in frame:
@@ -246,8 +246,8 @@ class Served:
 
     def sign(self, grant: Grant, digest: SnapshotDigest, signatures: Sequence[Signature]) -> Sequence[Signature]:
         """Adds signatures, and returns all. `SnapshotMissing`; `InputInvalid` for such that are not true, or too many."""
-        checked(signatures, digest)
         self._catalogue.snapshot(grant, digest)
+        checked(signatures, digest)
         return self.shelf.records.add_signatures(digest, signatures)
 
     def remove(self, grant: Grant, label: str, expect: SnapshotDigest) -> None:
@@ -317,7 +317,7 @@ class _Landing:
 
 
 @contextlib.contextmanager
-def _discreet() -> Iterator[None]:
+def discreet() -> Iterator[None]:
     """Tells a full store without the names and paths that its owner is told."""
     try:
         yield
@@ -337,5 +337,6 @@ def _taken(label: str) -> RefConflict:
     )
 
 
-def _missing(name: ContentDigest) -> ObjectMissing:
+def missing(name: ContentDigest) -> ObjectMissing:
+    """That an object is not there, or not for who asks."""
     return ObjectMissing(f"object {name}: expected its file, found none.", name=name.hex)

@@ -8,42 +8,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
-import json
-import logging
 import os
-import re
-import ssl
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 from aiohttp import web
 
 from kvstore.codec import HEADER, Kind, decode_header
-from kvstore.digest import ContentDigest, SnapshotDigest
+from kvstore.digest import ContentDigest
 from kvstore.errors import (
-    Corrupt,
     CoverageCorrupt,
-    FormatTooNew,
     InputInvalid,
     KVError,
-    Missing,
+    ObjectCorrupt,
     ObjectMissing,
-    RefConflict,
     SnapshotCorrupt,
-    StoreBusy,
-    StoreFull,
 )
 from kvstore.shelf import FORMAT
 from kvstore.signatures import MAX_SIGNATURES, Signature
 from kvstore.waiting import read_ahead
 
-from .bodies import Signature as SignatureShape
+from .asked import (
+    GRANT,
+    digest_of,
+    expected,
+    granted,
+    hex_digits,
+    label_of,
+    number,
+    range_of,
+    raw_digest,
+    require_loopback,
+    require_plain,
+)
 from .bodies import (
     FRAME_TYPE,
     FRAMES_TYPE,
@@ -70,32 +71,36 @@ from .bodies import (
     Signatures,
     bits,
     decode,
-    encode,
 )
 from .guard import Guard
+from .listening import GUARD, KEEPALIVE, READ_BUFFER
 from .metering import Metering
+from .openapi import description
 from .pairing import Offers
+from .receiving import next_piece, pieces_of, require_pace
 from .remote import MAX_ASKED
+from .replies import (
+    Broken,
+    TooLarge,
+    TooMany,
+    disk_status,
+    error_answer,
+    frame_answer,
+    map_answer,
+    refusal,
+    signatures_answer,
+)
 from .served import Served
 from .throttle import Throttle
-from .tokens import Grant, NotAllowed, TokenBook, TokenRefused, check_device
+from .tokens import Grant, TokenBook, TokenRefused, check_device
 
 _S = TypeVar("_S", bound=Shape)
 _T = TypeVar("_T")
 THREADS = 8
 LANDINGS = 16
 """Bodies of object frames that are taken in at once."""
-READ_BUFFER = 1 << 20
-"""Bytes of a body that wait in memory for their thread, at most twice as many."""
-KEEPALIVE = 30.0
-HANDSHAKE = 10.0
-"""Seconds for TLS to begin."""
-SILENCE = 30.0
-"""Seconds that a client may take for the next piece of a body."""
 ANYBODY = 32
 """Clients' worth of requests at once, where there are no tokens to tell clients apart."""
-SLOWEST = 4096
-"""Bytes a second that a body has to come with, after the first `SILENCE` seconds."""
 STEP = 1 << 20
 """Bytes of an answer that a client has to take within `TAKING` seconds."""
 TAKING = 60.0
@@ -109,16 +114,8 @@ MAX_FIND = 48 << 20
 """Bytes of a question by tokens, of which a soft one takes 36."""
 MAX_MANIFEST = (64 << 20) + HEADER
 A_DAY = 86400.0
-_SILENT = logging.Logger("kvferry.serve", logging.CRITICAL + 1)
-"""For aiohttp, which would tell of every client that speaks no HTTP."""
-_GRANT = web.RequestKey("grant", Grant)
-_GUARD = web.AppKey("guard", Guard)
 _OPEN = ("/healthz", "/v1/pair")
 """Answered without a token."""
-
-
-class TooMany(KVError):
-    """More at once than the server takes from one client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,56 +144,6 @@ def application(served: Served, settings: Settings) -> web.Application:
     return _Server(served, settings).application()
 
 
-class Listening:
-    """A server that listens. Whoever has it calls `cleanup` at the end."""
-
-    def __init__(self, runner: web.AppRunner, sockets: asyncio.Server) -> None:
-        self._runner, self._sockets = runner, sockets
-
-    @property
-    def port(self) -> int:
-        port: int = self._sockets.sockets[0].getsockname()[1]
-        return port
-
-    async def cleanup(self) -> None:
-        """Takes no more connections, and waits for the requests under way."""
-        self._sockets.close()
-        await self._runner.cleanup()
-
-
-async def listening(
-    app: web.Application, host: str, port: int, tls: ssl.SSLContext | None, *, stop_seconds: float = 10.0
-) -> tuple[Listening, int]:
-    """Begins to serve; returns what listens, to be cleaned up, and the port (of ``port`` 0 one that is free). `OSError`."""
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        logger=_SILENT,
-        keepalive_timeout=KEEPALIVE,
-        read_bufsize=READ_BUFFER,
-        shutdown_timeout=stop_seconds,
-        max_line_size=8192,
-        max_field_size=8192,
-        auto_decompress=False,  # no body is compressed, and one that is would be larger than it says
-    )
-    await runner.setup()
-    assert runner.server is not None
-    try:
-        sockets = await asyncio.get_running_loop().create_server(
-            app[_GUARD].around(runner.server),
-            host,
-            port,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else HANDSHAKE,
-            backlog=256,
-        )
-    except BaseException:
-        await runner.cleanup()
-        raise
-    made = Listening(runner, sockets)
-    return made, made.port
-
-
 class _Server:
     def __init__(self, served: Served, settings: Settings) -> None:
         self._served = served
@@ -217,7 +164,7 @@ class _Server:
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=0, middlewares=[self._answer])
-        app[_GUARD] = self._guard
+        app[GUARD] = self._guard
         router = app.router
         router.add_get("/v1/info", self.info)
         router.add_get("/v1/refs", self.refs)
@@ -235,6 +182,7 @@ class _Server:
         router.add_post("/v1/fetch", self.fetch)
         if self._settings.book is not None and self._settings.offers is not None:
             router.add_post("/v1/pair", self.pair)
+        router.add_get("/v1/openapi.json", self.openapi)
         router.add_get("/healthz", self.healthz)
         router.add_get("/metrics", self.metrics)
         app.cleanup_ctx.append(self._running)
@@ -272,9 +220,9 @@ class _Server:
         route = resource.canonical if resource is not None else "other"
         who, answer, error = "-", None, None
         try:
-            _require_plain(request)
+            require_plain(request)
             if route not in _OPEN and resource is not None:
-                grant = request[_GRANT] = self._grant(request)
+                grant = request[GRANT] = self._grant(request)
                 who = grant.id
             limit = self._settings.at_once * (ANYBODY if self._settings.book is None else 1)
             with (
@@ -284,20 +232,22 @@ class _Server:
                 answer = await handler(request)
         except KVError as refused:
             error = type(refused).__name__
-            answer = _refusal(refused)
+            answer = refusal(refused)
         except OSError as failed:
             error = type(failed).__name__
             if isinstance(failed, ConnectionError):  # nobody is there to read this
-                answer = _error(499, error, "the connection ended.", {})
+                answer = error_answer(499, error, "the connection ended.", {})
             else:
-                answer = _refusal(KVError(f"the server's store: {failed.strerror or failed}."), _disk_status(failed))
+                answer = refusal(KVError(f"the server's store: {failed.strerror or failed}."), disk_status(failed))
         except web.HTTPException as other:
             error = "InputInvalid" if other.status < 500 else "KVError"
-            answer = _error(other.status, error, f"{request.method} {request.path}: {other.reason}.", {})
+            answer = error_answer(other.status, error, f"{request.method} {request.path}: {other.reason}.", {})
         except Exception as bug:
             # Ours: told whole to whoever reads the log, and to the client only that it is.
             error = "".join(traceback.format_exception(bug))
-            answer = _error(500, "KVError", f"a fault in the server ({type(bug).__name__}); its log says more.", {})
+            answer = error_answer(
+                500, "KVError", f"a fault in the server ({type(bug).__name__}); its log says more.", {}
+            )
         finally:
             seconds = time.monotonic() - started
             status = answer.status if answer is not None else 499
@@ -313,7 +263,7 @@ class _Server:
     def _grant(self, request: web.Request) -> Grant:
         book, allow = self._settings.book, self._settings.allow
         if book is None:
-            _require_loopback(request)
+            require_loopback(request)
             return Grant("loopback", allow, None)
         kind, _, text = request.headers.get("Authorization", "").partition(" ")
         try:
@@ -324,7 +274,7 @@ class _Server:
             self._throttle.failed(request.remote)
             raise
         except InputInvalid as error:
-            raise _Broken(f"the server's list of tokens can't be read ({type(error).__name__}).") from error
+            raise Broken(f"the server's list of tokens can't be read ({type(error).__name__}).") from error
         return Grant(grant.id, grant.scopes & (allow | {"admin"}), grant.namespaces)
 
     def _require_pardon(self, request: web.Request) -> None:
@@ -338,53 +288,53 @@ class _Server:
     # reading
 
     async def info(self, request: web.Request) -> web.Response:
-        grant = _grant(request, "read")
+        grant = granted(request, "read")
         spaces = None if grant.namespaces is None else tuple(sorted(grant.namespaces))
         limits = Limits(MAX_ASKED, MAX_FRAMES, MAX_MAP)
-        return _map(Info(PROTOCOL, FORMAT, self._served.features, tuple(sorted(grant.scopes)), spaces, limits))
+        return map_answer(Info(PROTOCOL, FORMAT, self._served.features, tuple(sorted(grant.scopes)), spaces, limits))
 
     async def refs(self, request: web.Request) -> web.Response:
-        grant = _grant(request, "read")
-        limit = _number(request.query.get("limit", str(MAX_REFS)), "limit")
+        grant = granted(request, "read")
+        limit = number(request.query.get("limit", str(MAX_REFS)), "limit")
         page, more = await self._run(self._served.refs, grant, request.query.get("after", ""), limit)
-        return _map(Refs(tuple(RefShape(r.label, r.snapshot.raw, r.updated) for r in page), more))
+        return map_answer(Refs(tuple(RefShape(r.label, r.snapshot.raw, r.updated) for r in page), more))
 
     async def ref(self, request: web.Request) -> web.Response:
-        snapshot, frame = await self._run(self._served.ref, _grant(request, "read"), _label(request))
-        return _frame(frame, {"ETag": f'"{snapshot}"', "Cache-Control": "no-cache"})
+        snapshot, frame = await self._run(self._served.ref, granted(request, "read"), label_of(request))
+        return frame_answer(frame, {"ETag": f'"{snapshot}"', "Cache-Control": "no-cache"})
 
     async def manifest(self, request: web.Request) -> web.Response:
-        grant, digest = _grant(request, "read"), _digest(request)
+        grant, digest = granted(request, "read"), digest_of(request)
         frame = await self._run(self._served.manifest, grant, digest)
-        return _frame(frame, {"ETag": f'"{digest}"', "Cache-Control": "private, max-age=31536000, immutable"})
+        return frame_answer(frame, {"ETag": f'"{digest}"', "Cache-Control": "private, max-age=31536000, immutable"})
 
     async def coverage(self, request: web.Request) -> web.Response:
-        frame = await self._run(self._served.coverage, _grant(request, "read"), _digest(request))
-        return _frame(frame, {"Cache-Control": "no-cache"})
+        frame = await self._run(self._served.coverage, granted(request, "read"), digest_of(request))
+        return frame_answer(frame, {"Cache-Control": "no-cache"})
 
     async def signatures(self, request: web.Request) -> web.Response:
-        found = await self._run(self._served.signatures, _grant(request, "read"), _digest(request))
-        return _signatures(found)
+        found = await self._run(self._served.signatures, granted(request, "read"), digest_of(request))
+        return signatures_answer(found)
 
     async def have(self, request: web.Request) -> web.Response:
-        grant = _grant(request, "read" if "read" in request[_GRANT].scopes else "push")
+        grant = granted(request, "read" if "read" in request[GRANT].scopes else "push")
         asked = await self._map(request, Have)
-        lengths = {ContentDigest(_raw(name)): length for name, length in asked.objects}
+        lengths = {ContentDigest(raw_digest(name)): length for name, length in asked.objects}
         if len(lengths) != len(asked.objects):
             raise InputInvalid("objects: expected each once, found one twice")
         run = self._run_long if asked.sound else self._run
         there = await run(lambda: self._served.have(grant, lengths, sound=asked.sound))
         self._metering.lookup(len(there), len(lengths) - len(there))
-        return _map(Had(bits([name in there for name in lengths])))
+        return map_answer(Had(bits([name in there for name in lengths])))
 
     async def find(self, request: web.Request) -> web.Response:
-        grant = _grant(request, "read")
+        grant = granted(request, "read")
         found = await self._run_long(self._served.find, grant, await self._map(request, Find, MAX_FIND))
-        return _map(Found(None, 0) if found is None else Found(found[0].raw, found[1]))
+        return map_answer(Found(None, 0) if found is None else Found(found[0].raw, found[1]))
 
     async def object(self, request: web.Request) -> web.StreamResponse:
-        grant = _grant(request, "read")
-        name = ContentDigest.parse(_hex(request.match_info["name"]))
+        grant = granted(request, "read")
+        name = ContentDigest.parse(hex_digits(request.match_info["name"]))
         with await self._open(grant, [name]) as ((fd, size),):
             head = await self._run(os.pread, fd, HEADER, 0)
             etag = f'"{decode_header(head, Kind.OBJECT, f"object {name}").stored.hex()}"'
@@ -392,7 +342,7 @@ class _Server:
             start, stop, status = 0, size, 200
             asked = request.headers.get("Range")
             if asked is not None and request.headers.get("If-Range", etag) == etag:
-                found = _range(asked, size)
+                found = range_of(asked, size)
                 if found is not None:
                     (start, stop), status = found, 206
                     headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
@@ -401,8 +351,8 @@ class _Server:
             return await self._send(request, answer, [(fd, start, stop - start)])
 
     async def fetch(self, request: web.Request) -> web.StreamResponse:
-        grant = _grant(request, "read")
-        names = [ContentDigest(_raw(name)) for name in (await self._map(request, Fetch)).objects]
+        grant = granted(request, "read")
+        names = [ContentDigest(raw_digest(name)) for name in (await self._map(request, Fetch)).objects]
         with await self._open(grant, names) as files:
             answer = web.StreamResponse(headers={"Content-Type": FRAMES_TYPE})
             answer.content_length = sum(size for _, size in files)
@@ -474,7 +424,7 @@ class _Server:
     # pushing
 
     async def land(self, request: web.Request) -> web.Response:
-        grant = _grant(request, "push")
+        grant = granted(request, "push")
         loop = asyncio.get_running_loop()
         if request.content_type != FRAMES_TYPE:
             raise InputInvalid(f"Content-Type: expected {FRAMES_TYPE}, found {request.content_type:.60}")
@@ -486,34 +436,34 @@ class _Server:
             _counted(self._landing, f"token {grant.id}", LANDINGS // 2, "bodies of objects"),
         ):
             try:
-                pieces = _pieces(request, loop, self._metering)
+                pieces = pieces_of(request, loop, self._metering)
                 most = self._settings.unpublished
                 count = await loop.run_in_executor(self._landing_pool, self._served.land, grant, pieces, most)
-            except Corrupt as error:
-                return _refusal(error, 400)  # theirs, not the store's
-        return _map(Landed(count))
+            except ObjectCorrupt as error:
+                return refusal(error, 400)  # theirs, not the store's
+        return map_answer(Landed(count))
 
     async def publish(self, request: web.Request) -> web.Response:
-        grant, label = _grant(request, "push"), _label(request)
-        expect = _expected(request)
+        grant, label = granted(request, "push"), label_of(request)
+        expect = expected(request)
         asked = await self._map(request, Publish, MAX_MANIFEST + MAX_MAP)
         try:
             held = await self._run_long(self._served.publish, grant, label, expect, asked.snapshot, asked.coverage)
         except ObjectMissing as error:
-            return _refusal(error, 409)
+            return refusal(error, 409)
         except (SnapshotCorrupt, CoverageCorrupt) as error:
-            return _refusal(error, 400)
-        return _map(Published(held))
+            return refusal(error, 400)
+        return map_answer(Published(held))
 
     async def sign(self, request: web.Request) -> web.Response:
-        grant, digest = _grant(request, "push"), _digest(request)
+        grant, digest = granted(request, "push"), digest_of(request)
         asked = await self._map(request, Signatures)
         brought = [Signature(one.key, one.signature) for one in asked.signatures[: MAX_SIGNATURES + 1]]
-        return _signatures(await self._run(self._served.sign, grant, digest, brought))
+        return signatures_answer(await self._run(self._served.sign, grant, digest, brought))
 
     async def remove(self, request: web.Request) -> web.Response:
-        grant, label = _grant(request, "admin"), _label(request)
-        expect = _expected(request)
+        grant, label = granted(request, "admin"), label_of(request)
+        expect = expected(request)
         if expect is None:
             raise InputInvalid("If-Match: expected the snapshot that the name stands for, found none")
         await self._run(self._served.remove, grant, label, expect)
@@ -524,16 +474,16 @@ class _Server:
             raise InputInvalid(f"Content-Type: expected {MAP_TYPE}, found {request.content_type:.60}")
         length = request.content_length
         if length is None or length > limit:
-            raise _TooLarge(f"Content-Length: expected at most {limit} bytes, found {length}")
+            raise TooLarge(f"Content-Length: expected at most {limit} bytes, found {length}")
         data = bytearray()
         started = time.monotonic()
         try:
-            while piece := await _next_piece(request):
+            while piece := await next_piece(request):
                 self._held += len(piece)
                 data += piece
                 if self._held > HELD:
                     raise TooMany("expected fewer large bodies at once, found too many. Try again in a second.")
-                _require_pace(len(data), started)
+                require_pace(len(data), started)
             return await self._run(decode, bytes(data), shape, "the body")
         finally:
             self._held -= len(data)
@@ -553,16 +503,19 @@ class _Server:
                 self._throttle.failed(request.remote)
                 raise
             text, token = await self._run(book.issue, asked.device, scopes, namespaces)
-        return _map(Paired(text, token.scopes, token.namespaces, self._settings.name))
+        return map_answer(Paired(text, token.scopes, token.namespaces, self._settings.name))
 
     # for machines that watch
 
     async def healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
+    async def openapi(self, _: web.Request) -> web.Response:
+        return web.json_response(description())
+
     async def metrics(self, request: web.Request) -> web.Response:
         if self._settings.book is not None:
-            _grant(request, "admin")
+            granted(request, "admin")
         text, kind = self._metering.text()
         return web.Response(body=text, headers={"Content-Type": kind})
 
@@ -579,14 +532,6 @@ class _Opened:
     def __exit__(self, *raised: Any) -> None:
         self._opened.__exit__(None, None, None)
         self._closed(len(self._files))
-
-
-class _TooLarge(InputInvalid):
-    """A body of more bytes than allowed."""
-
-
-class _Broken(KVError):
-    """Something of the server's own is damaged."""
 
 
 @contextlib.contextmanager
@@ -618,175 +563,3 @@ def _open_files() -> int:
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 16 if soft == resource.RLIM_INFINITY else min(soft, 1 << 16)
-
-
-def _require_plain(request: web.Request) -> None:
-    encoding = request.headers.get("Content-Encoding", "identity")
-    if encoding.lower() != "identity":
-        raise InputInvalid(f"Content-Encoding: expected none, found {encoding:.40}")
-
-
-def _require_loopback(request: web.Request) -> None:
-    """Without tokens only what was addressed to this machine by its own name is answered: else any page that a browser here shows could point its
-    own name at this server, and read it."""
-    host = request.headers.get("Host")
-    if host is None:
-        return
-    name = host.rpartition(":")[0] if re.search(r":\d*$", host) else host
-    try:
-        loopback = ipaddress.ip_address(name.strip("[]")).is_loopback
-    except ValueError:
-        loopback = name.lower() == "localhost"
-    if not loopback:
-        raise NotAllowed(f"Host: expected localhost or a loopback address, found {host:.60}")
-
-
-def _pieces(request: web.Request, loop: asyncio.AbstractEventLoop, metering: Metering) -> Iterator[bytes]:
-    """A body's pieces, for a thread. `InputInvalid` from a client that is too slow, `ConnectionError` when it went away."""
-    started, total = time.monotonic(), 0
-
-    while True:
-        piece = asyncio.run_coroutine_threadsafe(_next_piece(request), loop).result()
-        if not piece:
-            return
-        total += len(piece)
-        _require_pace(total, started)
-        metering.received(len(piece))
-        yield piece
-
-
-async def _next_piece(request: web.Request) -> bytes:
-    """What has come of a body; empty at its end. `InputInvalid` after too long a silence."""
-    try:
-        return await asyncio.wait_for(request.content.readany(), SILENCE)
-    except TimeoutError as error:
-        raise InputInvalid(f"the body: expected its next bytes within {SILENCE:g} s, found none") from error
-
-
-def _require_pace(total: int, started: float) -> None:
-    over = time.monotonic() - started - SILENCE
-    if over > 0 and total < over * SLOWEST:
-        raise InputInvalid(f"the body: expected at least {SLOWEST} bytes a second, found fewer")
-
-
-def _grant(request: web.Request, scope: str) -> Grant:
-    grant: Grant = request[_GRANT]
-    grant.require(scope)
-    return grant
-
-
-def _label(request: web.Request) -> str:
-    _, found, raw = request.rel_url.raw_path.partition("/v1/refs/")
-    if not found:
-        raise InputInvalid("the name: expected /v1/refs/ before it, written so")
-    try:
-        return unquote(raw, errors="strict")
-    except UnicodeDecodeError as error:
-        raise InputInvalid("the name: expected UTF-8, percent-encoded, found something else") from error
-
-
-def _hex(text: str) -> str:
-    if len(text) != 64 or set(text) - set("0123456789abcdef"):
-        raise InputInvalid(f"digest: expected 64 lowercase hex digits, found {text!r:.80}")
-    return text
-
-
-def _raw(raw: bytes) -> bytes:
-    if len(raw) != 32:
-        raise InputInvalid(f"digest: expected 32 bytes, found {len(raw)}")
-    return raw
-
-
-def _digest(request: web.Request) -> SnapshotDigest:
-    return SnapshotDigest.parse(_hex(request.match_info["digest"]))
-
-
-def _number(text: str, what: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise InputInvalid(f"{what}: expected a number, found {text!r:.40}")
-    return int(text)
-
-
-def _expected(request: web.Request) -> SnapshotDigest | None:
-    """Where a name is expected to stand: from If-Match, or None with ``If-None-Match: *``."""
-    match, none = request.headers.get("If-Match"), request.headers.get("If-None-Match")
-    if match is None and none == "*":
-        return None
-    if none is not None or match is None or len(match) != 66 or match[0] + match[-1] != '""':
-        raise InputInvalid('expected If-Match: "<snapshot>" or If-None-Match: *, found neither')
-    return SnapshotDigest.parse(_hex(match[1:-1]))
-
-
-def _range(text: str, size: int) -> tuple[int, int] | None:
-    """First byte and the one after the last; None for what is answered with the whole (other units, several ranges)."""
-    unit, _, spec = text.partition("=")
-    first, dash, last = spec.strip().partition("-")
-    if unit.strip().lower() != "bytes" or "," in spec or not dash or not first:
-        return None
-    start = _number(first, "Range")
-    stop = min(size, _number(last, "Range") + 1) if last else size
-    if start >= size or stop <= start:
-        raise _Unsatisfiable(f"Range: expected bytes below {size}, found {text!r:.60}", size=size)
-    return start, stop
-
-
-class _Unsatisfiable(InputInvalid):
-    """A range that lies outside the object."""
-
-
-def _map(value: Shape) -> web.Response:
-    return web.Response(body=encode(value), headers={"Content-Type": MAP_TYPE, "Cache-Control": "no-store"})
-
-
-def _signatures(found: Sequence[Signature]) -> web.Response:
-    return _map(Signatures(tuple(SignatureShape(one.key, one.raw) for one in found)))
-
-
-def _frame(data: bytes, headers: dict[str, str]) -> web.Response:
-    return web.Response(body=data, headers={"Content-Type": FRAME_TYPE, **headers})
-
-
-_STATUS: tuple[tuple[type[KVError], int], ...] = (
-    (TokenRefused, 401),
-    (NotAllowed, 403),
-    (TooMany, 429),
-    (_TooLarge, 413),
-    (_Unsatisfiable, 416),
-    (RefConflict, 412),
-    (StoreFull, 507),
-    (_Broken, 500),
-    (Missing, 404),
-    (StoreBusy, 503),
-    (Corrupt, 500),
-    (FormatTooNew, 400),
-    (InputInvalid, 400),
-)
-
-
-def _refusal(error: KVError, status: int | None = None) -> web.Response:
-    found = status or next((code for kind, code in _STATUS if isinstance(error, kind)), 400)
-    name = next((kind.__name__ for kind in type(error).__mro__ if not kind.__name__.startswith("_")), "KVError")
-    details = {
-        key: value
-        for key, value in error.details.items()
-        if key in ("name", "digest", "label", "scope", "size", "wait", "quota", "used", "needed")
-    }
-    return _error(found, name, error.message, details)
-
-
-def _error(status: int, name: str, message: str, details: dict[str, Any]) -> web.Response:
-    headers = {"Cache-Control": "no-store"}
-    if status in (429, 503):
-        headers["Retry-After"] = str(details.get("wait", 1))
-    if status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    if status == 416:
-        headers["Content-Range"] = f"bytes */{details.get('size', '*')}"
-    text = json.dumps({"error": name, "message": message, "details": details})
-    return web.Response(status=status, text=text, content_type="application/json", headers=headers)
-
-
-def _disk_status(error: OSError) -> int:
-    import errno
-
-    return 507 if error.errno in (errno.ENOSPC, errno.EDQUOT) else 500

@@ -23,7 +23,7 @@ from sync.tokens import NotAllowed, TokenRefused
 ENVIRONMENT = {
     "KVFERRY_STORE": "the store's folder, where --store is not given. Default: `kvferry/store` in the user's data folder",
     "KVFERRY_CACHE": "bundles, compiled packages and digests that can be made again. Default: `kvferry` in the user's cache folder",
-    "KVFERRY_CONFIG": "the servers that this machine knows, and what its own server needs. Default: `kvferry` in the user's settings folder",
+    "KVFERRY_CONFIG": "the servers and keys that this machine knows, and what its own server needs. Default: `kvferry` in the user's settings folder",
     "KVFERRY_TOKEN": "a token for servers by plain HTTP; those that this machine was paired with have theirs. Default: none",
     "KVFERRY_METRICS": "where --metrics is not given: the file that the verbs which take it append to, and that `stats metrics` reads. Default: none",
     "CORELLM_VERIFY_HEAD_CU": "compute units of the batched heads, where --verify-head-units is not given: cpu, gpu, ane or all",

@@ -51,6 +51,7 @@ def refuse(*_: object) -> Any:
     raise Refused("a test", place="host")
 
 
+@pytest.mark.slow
 def test_every_json_key_is_documented_and_no_other(kvferry: Kvferry, tmp_path: Path, tiny_gemma4_bundle: Path) -> None:
     """One answer or several of each verb, so that every key appears."""
     answers: dict[str, set[str]] = defaultdict(set)

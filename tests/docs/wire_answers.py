@@ -58,6 +58,12 @@ def served(
         ask("servers ls")
         ask("find", "--bundle", "tiny", str(STORY), "--remote", said["address"])
         ask("generate", "--bundle", "tiny", "--prompt", "The ferry", "-n", "1", "--remote", said["address"])
+    key = ask("keys new", "--name", "mac")["key"]
+    ask("keys trust", key)
+    ask("keys ls")
+    ask("sign", name)
+    ask("show", name)
+    ask("keys untrust", key)
     ask("tokens add", "phone")
     for token in ask("tokens ls"):
         ask("tokens revoke", token["id"])

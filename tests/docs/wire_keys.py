@@ -18,6 +18,7 @@ WIRE = {
     "serve": {
         "address": "where it listens",
         "store": "the store's folder",
+        "from": "--from: what it is a gateway of; null: of nothing",
         "allow": "what it grants, to tokens that may",
         "fingerprint": "SHA-256 of its certificate; null by plain HTTP",
     },
@@ -63,6 +64,20 @@ WIRE = {
         "error": "its class, where something failed",
         "message": "what was expected, what was found, and what to do",
         "again_in": "seconds until the next try",
+    },
+    "keys new": {"name": "for people", "key": "the public key, for those who shall trust it"},
+    "keys ls": {
+        "[].name": "for people",
+        "[].key": "the public key",
+        "[].own": "whether this machine can sign with it",
+        "[].trusted": "whether what it signed passes `--require-signed`",
+    },
+    "keys trust": {"name": "for people", "key": "the public key"},
+    "keys untrust": {"name": "its name was", "key": "the public key"},
+    "sign": {
+        "signed[].name": "as given",
+        "signed[].snapshot": "its digest",
+        "signed[].key": "the public key of the key that signed",
     },
     "bucket gc": {
         "dry_run": "as given",

@@ -145,7 +145,7 @@ def test_every_vector_of_the_document_is_tested() -> None:
 def test_the_contexts_of_the_document_are_all_that_there_are() -> None:
     contexts = set(re.findall(r"`(kvferry 2026-11-30 format 1 [a-z ]+)`", DOC))
     source = (Path(digest.__file__)).read_text()
-    used = set(re.findall(r"_derive\(\"([a-z ]+)\"", source)) | {"ref", "coverage"}
+    used = set(re.findall(r"_derive\(\"([a-z ]+)\"", source)) | {"ref", "coverage", "signatures"}
     assert contexts == {digest._CONTEXT.format(one) for one in used}
 
 

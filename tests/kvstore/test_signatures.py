@@ -6,6 +6,8 @@ import stat
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from kvmemory import save
 
 from kvstore import Store, prune, repair, trash
@@ -23,6 +25,7 @@ ONE, TWO = (sign(bytes([n]) * 32, DIGEST) for n in (1, 2))
 def test_a_signature_is_of_one_snapshot_by_one_key() -> None:
     assert ONE.key.hex() == "8a88e3dd7409f195fd52db2d3cba5d72ca6709bf1d94121bf3748801b40f6f5c"
     assert is_true(ONE, DIGEST)
+    Ed25519PublicKey.from_public_bytes(ONE.key).verify(ONE.raw, b"kvferry 2026-11-30 signed snapshot\0" + DIGEST.raw)
     assert not is_true(ONE, SnapshotDigest(bytes(32)))
     assert not is_true(Signature(TWO.key, ONE.raw), DIGEST)
     for bit in range(8 * 64):
@@ -39,6 +42,11 @@ def test_the_file_and_its_limits() -> None:
     both = joined([TWO], [ONE])
     data = encode_signatures(DIGEST, both)
     assert decode_signatures(data, DIGEST) == both == tuple(sorted([ONE, TWO]))
+    # As docs/format.md has it, in other words.
+    pairs = b"".join(b"\x92\xc4\x20" + one.key + b"\xc4\x40" + one.raw for one in both)
+    payload = b"\x82\xa8snapshot\xc4\x20" + DIGEST.raw + b"\xaasignatures\x92" + pairs
+    name = blake3(payload, derive_key_context="kvferry 2026-11-30 format 1 signatures").digest()
+    assert data[128:] == payload and data[10] == 5 and data[32:64] == data[64:96] == name
     for at in range(len(data)):
         with pytest.raises(SignaturesCorrupt):
             decode_signatures(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], DIGEST)

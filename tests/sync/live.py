@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sync.connection import Peer
+from sync.listening import listening
 from sync.served import Served
-from sync.server import Settings, application, listening
+from sync.server import Settings, application
 
 ALL = frozenset({"read", "push", "admin"})
 

@@ -13,7 +13,8 @@ from ferries import object_files, save
 from kvstore import Snapshot, Store
 from kvstore.codec import HEADER, Header, Kind, encode_header, encode_snapshot
 from kvstore.digest import ContentDigest, SnapshotDigest, content_digest
-from kvstore.errors import ObjectCorrupt, ObjectMissing, RefConflict, SnapshotMissing
+from kvstore.errors import InputInvalid, ObjectCorrupt, ObjectMissing, RefConflict, SnapshotMissing
+from kvstore.signatures import Signature, sign
 from kvstore.snapshot import Coverage, trimmed, whole
 from sync import Source, Target
 from sync.plan import objects
@@ -157,6 +158,34 @@ class RemoteContract:
                 remote.publish(saved.snapshot, whole(saved.digest, saved.snapshot), label, None)
             found = {ref.label: remote.ref(ref.label) for ref in remote.refs()}
         assert len(found) == len(labels) and all(ref is not None and ref.label == k for k, ref in found.items())
+
+    def test_signatures_stand_beside_a_snapshot(
+        self, opened: Opened, origin: Store, book: tuple[Snapshot, SnapshotDigest, Mapping[ContentDigest, int]]
+    ) -> None:
+        snapshot, digest, lengths = book
+        one, two, other = (sign(bytes([n]) * 32, digest) for n in (1, 2, 3))
+        elsewhere = sign(bytes([3]) * 32, SnapshotDigest(bytes(32)))
+        with opened() as remote, opened() as reader:
+            assert list(remote.signatures(digest)) == []
+            with pytest.raises(SnapshotMissing):
+                remote.add_signatures(digest, [one])
+            self.put(remote, origin, lengths)
+            remote.publish(snapshot, whole(digest, snapshot), "book", None)
+            assert list(remote.signatures(digest)) == []
+            remote.add_signatures(digest, [one])
+            remote.add_signatures(digest, [two, one])
+            held = sorted([one, two])
+            assert list(reader.signatures(digest)) == held
+            flipped = Signature(other.key, bytes([other.raw[0] ^ 1]) + other.raw[1:])
+            for wrong in ([flipped], [elsewhere], [Signature(other.key, one.raw)], [other, flipped], []):
+                with pytest.raises(InputInvalid, match="signatures"):
+                    remote.add_signatures(digest, wrong)
+            many = [sign(bytes([n]) * 32, digest) for n in range(3, 66)]
+            with pytest.raises(InputInvalid, match="at most 64"):
+                remote.add_signatures(digest, many)
+            assert list(reader.signatures(digest)) == held
+            remote.add_signatures(digest, many[:-1])
+            assert len(reader.signatures(digest)) == 64
 
     @pytest.mark.parametrize("cut", [0, 1, HEADER - 1, HEADER, HEADER + 1, HEADER + 4999, HEADER + 5001])
     def test_a_frame_cut_or_continued_is_refused(self, opened: Opened, cut: int) -> None:

@@ -92,12 +92,17 @@ def _answering(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _make_bucket(program: str, master: int, filer: int) -> None:
+    said = ""
     for _ in range(60):
-        done = subprocess.run(
-            [program, "shell", f"-master=127.0.0.1:{master}", f"-filer=127.0.0.1:{filer}"],
-            input="s3.bucket.create -name kvferry\n", capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if "create bucket" in done.stdout + done.stderr:
+        try:
+            done = subprocess.run(
+                [program, "shell", f"-master=127.0.0.1:{master}", f"-filer=127.0.0.1:{filer}"],
+                input="s3.bucket.create -name kvferry\n", capture_output=True, text=True, check=False, timeout=10,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:  # it came too early, and waits for what it missed
+            continue
+        said = done.stdout + done.stderr
+        if "create bucket" in said:
             return
         time.sleep(0.5)
-    raise TimeoutError(f"no bucket could be made: {done.stdout} {done.stderr}")
+    raise TimeoutError(f"no bucket could be made: {said}")

@@ -17,7 +17,6 @@ from ferries import assert_restores, object_files, save, verify
 from live import serving
 from proxy import DOWN, UP, Fault, Proxy, measured
 
-import sync.client
 import sync.connection
 from kvstore import KVError, Store
 from sync import Moved, pull, push
@@ -43,7 +42,7 @@ def faults(kinds: tuple[str, ...], passed: dict[str, int], count: int, chance: r
 
 def run(size: Size, tally: Tally, scratch: Path) -> None:
     sync.connection.SECONDS = 0.4
-    sync.client.PAUSE = 0.01
+    sync.connection.PAUSE = 0.01
     chance = random.Random(f"network {size.seed}")
     with Store.open(scratch / "full") as full:
         save(full, "book", TOKENS)

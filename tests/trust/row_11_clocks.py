@@ -99,7 +99,7 @@ def names(world: World) -> None:
     rows, damage = listing(world.store.shelf)
     assert not damage and {row["name"] for row in rows} == set(world.names), damage
     assert all(len(row["updated"]) >= 19 for row in rows)
-    json.dumps([describe(world.store, name) for name in world.names])
+    json.dumps([describe(world.store, name, {}) for name in world.names])
 
 
 def search(world: World) -> None:
