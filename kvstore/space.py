@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import Any
 
 import click
 
-from .cli import Settings, common_options, fail, progress, terminal_width
+from .cli import Number, Settings, common_options, fail, progress, terminal_width
 from .errors import InputInvalid, StoreFull, StoreMissing, WouldDeleteMost
 from .plaintext import counted, parse_size, size_text, table
 from .shelf import Shelf
@@ -44,14 +43,6 @@ def du(settings: Settings) -> None:
     settings.emit(value, "\n\n".join(tables))
 
 
-class _Days(click.FloatRange):
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        days = super().convert(value, param, ctx)
-        if not math.isfinite(days):
-            self.fail(f"{value} is not a number of days.", param, ctx)
-        return days
-
-
 class Size(click.ParamType[int | str]):
     """Bytes as people write them. ``word``: a word that is taken too, and stands for None."""
 
@@ -71,11 +62,11 @@ class Size(click.ParamType[int | str]):
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Print the plan; change nothing.")
-@click.option("--keep-days", type=_Days(0), help="Keep unnamed snapshots used in the last N days.  [default: 0]")
+@click.option("--keep-days", type=Number(0), help="Keep unnamed snapshots used in the last N days.  [default: 0]")
 @click.option("--to", type=Size(), metavar="SIZE",
               help="Delete only as much, the least recently used first, that all files of the store take SIZE (20GB); implies --purge.")  # fmt: skip
 @click.option("--purge", is_flag=True, help="Then delete what lies in the trash.")
-@click.option("--max-share", type=click.FloatRange(0, 1), default=0.5, show_default=True,
+@click.option("--max-share", type=Number(0, 1), default=0.5, show_default=True,
               help="Ask first if more than this share of the store would be deleted; without a terminal, refuse.")  # fmt: skip
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @common_options

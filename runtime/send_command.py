@@ -13,7 +13,7 @@ from time import perf_counter
 import click
 
 from kvstore.cli import Label, Settings, Text, common_options, note, progress, waiting
-from kvstore.errors import KVError, Unreachable
+from kvstore.errors import Refused, Unreachable
 from kvstore.formats.corellm_store import export_snapshot
 from kvstore.plaintext import size_text
 from kvstore.store import Store
@@ -59,9 +59,9 @@ def send(settings: Settings, name: str, device: str, bundle_id: str, target: str
     """
     xcrun = shutil.which("xcrun")
     if xcrun is None:
-        raise KVError(
+        raise Refused(
             "xcrun: expected Apple's developer tools, found none on this machine's PATH. Run this on a Mac with Xcode 15 or later; elsewhere "
-            "`kvferry export NAME DIR --as corellm` writes the same folder, to be copied by other means."
+            "`kvferry export` with --as corellm writes the same folder, to be copied by other means."
         )
     started = perf_counter()
     bundle = None if given is None else app_bundle(open_bundle(given))

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from kvstore.cli import Number
 from kvstore.errors import InputInvalid
 
 from .bundle import BundleConfig
@@ -34,7 +35,7 @@ def speculation_options(command: _F) -> _F:
             help="Whose word counts: the batched head's, after a check; the sequential head's about every token too; or plain decode's where "
             "the two best logits are at most --threshold apart.",
         ),
-        click.option("--threshold", type=click.FloatRange(0), help="Logits, for --verify margin."),
+        click.option("--threshold", type=Number(0), help="Logits, for --verify margin."),
         click.option(
             "--allow-verify", is_flag=True, help="With --decode-only: what verifies may be loaded besides decode."
         ),

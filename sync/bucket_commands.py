@@ -6,8 +6,11 @@ from datetime import timedelta
 
 import click
 
-from kvstore.cli import Settings, Text, common_options, progress
+from kvstore.cli import Number, Settings, Text, common_options, progress
 from kvstore.errors import InputInvalid
+
+SAFE = 1.0
+"""Hours of grace below which it has to be said that nobody pushes."""
 
 
 @click.group()
@@ -17,11 +20,12 @@ def bucket() -> None:
 
 @bucket.command("gc")
 @click.argument("url", type=Text(), metavar="URL")
-@click.option("--grace", type=click.FloatRange(0.0), default=24.0, show_default=True, metavar="HOURS",
+@click.option("--grace", type=Number(0.0, 87600.0), default=24.0, show_default=True, metavar="HOURS",
               help="What is younger stays. Twice as long as any push may take; the same for everybody who uses the bucket.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print the plan; delete nothing.")
+@click.option("--yes", is_flag=True, help="With a grace under an hour: nobody pushes at the moment.")
 @common_options
-def gc(settings: Settings, url: str, grace: float, dry_run: bool) -> None:
+def gc(settings: Settings, url: str, grace: float, dry_run: bool, yes: bool) -> None:
     """Delete from the bucket URL what no name needs. There is no trash."""
     from .blobs import Blobs
     from .bucket import Bucket
@@ -31,6 +35,11 @@ def gc(settings: Settings, url: str, grace: float, dry_run: bool) -> None:
     if url.partition("://")[0] not in BUCKETS:
         raise InputInvalid(
             f"URL: expected s3://BUCKET/PREFIX, gs://… or az://…, found {url!r:.80}. `kvferry gc` collects in a store."
+        )
+    if grace < SAFE and not dry_run and not yes:
+        raise InputInvalid(
+            f"--grace {grace:g}: expected at least {SAFE:g} hours, because what pushes under way rely on may be younger, and a bucket has no trash. If nobody "
+            f"pushes at the moment, say --yes."
         )
     with Bucket.open(Blobs.open(url), grace=timedelta(hours=grace)) as opened:
         planned = plan(opened)

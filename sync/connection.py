@@ -41,6 +41,10 @@ class FingerprintMismatch(Refused):
     """The server shows another certificate than the one that this machine was paired with."""
 
 
+_WHOSE = "If the server was set up anew, pair again; else somebody stands between."
+_TYPED = "Look at the code again: a mistyped letter is the likeliest cause. If it is right, somebody stands between."
+
+
 class TooMany(Unreachable):
     """The server takes no more at the moment."""
 
@@ -213,8 +217,8 @@ class Connection:
             if not hmac.compare_digest(shown[: len(self.peer.fingerprint)], self.peer.fingerprint):
                 self.close()
                 raise FingerprintMismatch(
-                    f"{self.peer.where}: expected the certificate with the fingerprint {self.peer.fingerprint}, found {shown}. Nothing was sent. If the "
-                    f"server was set up anew, pair again; else somebody stands between.",
+                    f"{self.peer.where}: expected the certificate with the fingerprint {self.peer.fingerprint}, found {shown}. Nothing was sent. "
+                    f"{_WHOSE if len(shown) == len(self.peer.fingerprint) else _TYPED}",
                     where=self.peer.where,
                 )
         return made

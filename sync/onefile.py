@@ -27,7 +27,7 @@ from kvstore.codec import (
 )
 from kvstore.digest import ContentDigest, SnapshotDigest
 from kvstore.disk import below
-from kvstore.errors import Corrupt, InputInvalid, KVError, NotCovered, Refused
+from kvstore.errors import Corrupt, InputInvalid, KVError, NotCovered, ObjectCorrupt, Refused
 from kvstore.files import Root
 from kvstore.records import check_label
 from kvstore.signatures import Signature, true_ones
@@ -123,6 +123,8 @@ def write(path: Path, pieces: Iterable[Buffer], *, force: bool) -> None:
         raise Refused(
             f"{path}: expected no such file, found one. Give another name, or replace it with --force.", path=str(path)
         )
+    if not path.parent.is_dir():
+        raise InputInvalid(f"{path}: expected the folder {path.parent}, found none. Make it first.", path=str(path))
     part = f".{path.name}.{secrets.token_hex(4)}.part"
     with below(path.parent):
         root = Root(path.parent)
@@ -166,7 +168,7 @@ def import_(
         for one, length in needed.items():
             frame = check_frame(one, length, _frame(cut, head, one))
             head = b""
-            with blaming(where):
+            with blaming(where, ObjectCorrupt, todo=FileCorrupt.advice):
                 if one in here:
                     for _ in frame:  # verified all the same: a file that is damaged is not imported
                         pass

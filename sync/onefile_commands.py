@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from time import perf_counter
 import click
 
 from kvstore.cli import Label, Place, Settings, common_options, progress
+from kvstore.errors import InputInvalid, SnapshotMissing
 from kvstore.plaintext import size_text
 
 from .frames import Buffer
@@ -40,8 +43,8 @@ def export(settings: Settings, name: str, folder: Path, trimmed: bool, force: bo
                 for piece in streamed(store, plan, advance):
                     sys.stdout.buffer.write(piece)
                 sys.stdout.buffer.flush()
-                return
-            write(folder, streamed(store, plan, advance), force=force)
+            else:
+                write(folder, streamed(store, plan, advance), force=force)
     value = {
         "name": plan.label,
         "snapshot": plan.digest.hex,
@@ -53,9 +56,11 @@ def export(settings: Settings, name: str, folder: Path, trimmed: bool, force: bo
         "bytes": plan.bytes,
         "seconds": round(perf_counter() - started, 4),
     }
-    settings.emit(
-        value, f"{name}: {plan.snapshot.tokens:,} tokens, {value['kept']}, {size_text(plan.bytes)}, written to {folder}"
-    )
+    told = f"{name}: {plan.snapshot.tokens:,} tokens, {value['kept']}, {size_text(plan.bytes)}, written to {folder}"
+    if str(folder) != "-":
+        settings.emit(value, told)
+    elif settings.json:  # stdout is the file
+        click.echo(json.dumps(value, ensure_ascii=False), err=True)
 
 
 @click.command("import")
@@ -79,7 +84,7 @@ def import_(settings: Settings, folder: Path, name: str | None, force: bool, req
     from .onefile import import_ as take
 
     started = perf_counter()
-    total = 0 if str(folder) == "-" else folder.stat().st_size
+    total = 0 if str(folder) == "-" else _size(folder)
     with Store.open(settings.store) as store, progress("Importing", max(1, total), "bytes") as advance:
         made = take(
             store,
@@ -107,6 +112,19 @@ def import_(settings: Settings, folder: Path, name: str | None, force: bool, req
         value,
         f"{carried.label}: {carried.snapshot.tokens:,} tokens, {value['kept']}, {size_text(made.bytes)} read, {made.landed:,} of {made.objects:,} objects new",
     )
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file. `SnapshotMissing` where there is none, `InputInvalid` where it is no file."""
+    try:
+        found = path.stat()
+    except FileNotFoundError as error:
+        raise SnapshotMissing(
+            f"{path}: expected a file that `kvferry export` wrote, found none.", path=str(path)
+        ) from error
+    if not stat.S_ISREG(found.st_mode):
+        raise InputInvalid(f"{path}: expected a file that `kvferry export` wrote, found a folder or something else.")
+    return found.st_size
 
 
 def pieces(path: Path) -> Iterator[Buffer]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from kvstore.cli import Place, Settings, Text, common_options, config_folder, note
+from kvstore.cli import Number, Place, Settings, Text, common_options, config_folder, note
 from kvstore.errors import InputInvalid, SnapshotMissing
 from kvstore.plaintext import table
 
@@ -243,7 +243,7 @@ def servers_forget(settings: Settings, address: str) -> None:
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(0.1, 60.0), default=3.0, show_default=True, help="How long to listen.")
+@click.option("--seconds", type=Number(0.1, 60.0), default=3.0, show_default=True, help="How long to listen.")
 @common_options
 def peers(settings: Settings, seconds: float) -> None:
     """List the servers that announce themselves on this network, and whether this machine was paired with them."""

@@ -217,6 +217,9 @@ def fetch_into(source: Source, left: Lengths, incoming: Incoming, tally: Tally) 
 
 
 def _require_room(store: Store, needed: int) -> None:
+    gauge = store.quota.gauge()
+    if gauge is not None and needed:
+        store.quota.make_room(gauge, needed)  # StoreFull with the whole need, before anything is carried
     free = shutil.disk_usage(store.shelf.path).free
     if needed > free:
         raise Refused(

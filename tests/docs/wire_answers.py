@@ -102,8 +102,8 @@ def elsewhere(ask: Callable[..., Any], patch: pytest.MonkeyPatch, name: str, pub
     blobs = sync.blobs.Blobs(MemoryStore(), "s3://test")
     patch.setattr("sync.blobs.Blobs.open", lambda url: blobs)
     ask("push", "s3://test", name)
-    for more in ("--dry-run", "--grace=0"):
-        ask("bucket gc", "s3://test", more)
+    ask("bucket gc", "s3://test", "--dry-run")
+    ask("bucket gc", "s3://test", "--grace=0", "--yes")
     patch.setattr("runtime.send_command._copy", lambda *given: None)
     patch.setattr("shutil.which", lambda name, which=os.fspath: which(f"/usr/bin/{name}"))
     ask("send", "g", "--device", "phone", "--bundle-id", "com.example.app", *published)
