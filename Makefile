@@ -61,7 +61,7 @@ lint:
 bench:
 	$(INSTALL) demo reference
 	@mkdir -p benchmarks/results
-	@for name in restore save growth planes memory rounding speculation scale; do \
+	@for name in restore save growth planes transfer memory rounding speculation scale; do \
 	  result="benchmarks/results/$$name.json"; \
 	  echo "== benchmarks/$$name.py"; \
 	  $(PY) "benchmarks/$$name.py" --json $(ARGS) > "$$result.part" || { rm -f "$$result.part"; exit 1; }; \
