@@ -352,11 +352,6 @@ class Records:
         """Gives a snapshot another name. A crash in between leaves both; the same again, where both stand for one snapshot, removes
         the old one. `SnapshotMissing`, `RefConflict`."""
         old, new = check_label(label), check_label(to)
-        if old != new and (old.startswith(PIN) or new.startswith(PIN)):
-            raise RefConflict(
-                f"name {old!r}: expected names that aren't pins, because pins never move, found {new!r}. Use `kvferry pin` and `kvferry unpin`.",
-                label=old,
-            )
         with self.locked_refs():
             ref = self.ref(old)
             if ref is None:

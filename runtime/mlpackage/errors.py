@@ -16,14 +16,19 @@ class PackageError(KVError):
     def of(cls, file: object, field: str, expected: object, found: object, hint: str = "") -> PackageError:
         """The refusal of one ``field`` of ``file``; ``hint`` says what to do beyond building it again."""
         advice = hint or "build or copy the package again"
-        message = f"{file}: {field}: expected {expected}, found {found}; {advice}"
-        details: dict[str, Any] = {
-            "file": str(file),
-            "field": field,
-            "expected": str(expected),
-            "found": str(found),
-        }
+        field, told, seen = _bounded(field), _bounded(expected), _bounded(found)
+        message = f"{file}: {field}: expected {told}, found {seen}; {advice}"
+        details: dict[str, Any] = {"file": str(file), "field": field, "expected": told, "found": seen}
         return cls(message, **details)
+
+
+LONGEST = 1000
+"""Characters of each part of a message: what stands in a file may be as long as the file."""
+
+
+def _bounded(part: object) -> str:
+    text = str(part)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 NAMES = "correct the function's name under corellm in convert_config.json, or build or copy the package again"

@@ -245,6 +245,7 @@ def test_speculation_in_a_decode_only_chat_takes_permission(kvferry: Kvferry) ->
     assert lines(kvferry(*words, "--allow-verify", stdin="Why?"))[0]["speculation"]["on"]
 
 
+@pytest.mark.slow
 def test_feeding_a_long_message_tells_how_far_it_is(kvferry: Kvferry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.cli.NOTE_SECONDS", 0.0)
     long = " ".join(f"word {i}" for i in range(300))

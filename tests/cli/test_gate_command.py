@@ -66,6 +66,7 @@ def test_the_published_shape_and_the_report_for_people(kvferry: Kvferry, tiny_ge
     assert "prompt line 1" in answer.out and "prompt line 2" in answer.out
 
 
+@pytest.mark.slow
 def test_a_gate_that_fails_says_where(kvferry: Kvferry, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvstore.store import Store
 

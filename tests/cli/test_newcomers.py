@@ -34,14 +34,6 @@ def book(kvferry: Kvferry, story: Path) -> str:
     return "book"
 
 
-def test_pins_never_move(kvferry: Kvferry, book: str) -> None:
-    assert kvferry("pin", book, "--as", "kept").code == 0
-    for old, new in ((book, "pin/x"), ("pin/kept", "y")):
-        answer = kvferry("rename", old, new)
-        assert answer.code == 7 and "kvferry pin" in answer.err
-    assert {row["name"] for row in kvferry("ls", "--json").json} == {book, "pin/kept"}
-
-
 def test_one_file_forms(kvferry: Kvferry, book: str, tmp_path: Path) -> None:
     answer = kvferry("export", book, "x.txt")
     assert answer.code == 2 and ".kvferry" in answer.err and answer.err.count("\n") == 1
@@ -63,12 +55,17 @@ def test_doctor_knows_what_the_network_needs(kvferry: Kvferry) -> None:
     assert "[sync]" in json.dumps(kvferry("doctor", "--json").json)
 
 
-def test_a_pull_that_no_quota_allows_is_refused_before_anything_moves(kvferry: Kvferry, book: str, tmp_path: Path, story: Path) -> None:
+@pytest.mark.slow
+def test_a_pull_that_no_quota_allows_is_refused_before_anything_moves(
+    kvferry: Kvferry, book: str, tmp_path: Path, story: Path
+) -> None:
     """The whole need is told, and nothing landed."""
     for number in range(16):
         text = tmp_path / f"{number}.txt"
         text.write_text(f"Chapter {number}. " + story.read_text())
-        made = kvferry("prefill", "--bundle", "tiny", str(text), "--tokens", "1900", "--name", f"b{number}", "--receipt", "0")
+        made = kvferry(
+            "prefill", "--bundle", "tiny", str(text), "--tokens", "1900", "--name", f"b{number}", "--receipt", "0"
+        )
         assert made.code == 0, made.err
     names = [f"b{number}" for number in range(16)]
     other = ("--store", str(tmp_path / "other"))

@@ -102,6 +102,7 @@ def test_weight_digest_ignores_chunks_and_heads(tmp_path: Path, tiny_bundle: Pat
     assert layer.weights != record["weights"] and layer.heads == record["heads"]
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_model(tmp_path: Path, tiny_bundle: Path) -> None:
     record = json.loads((tiny_bundle / "kvferry.json").read_bytes())
     other = build_bundle("tiny", tmp_path / "other", seed=1)
@@ -156,6 +157,7 @@ def test_a_killed_build_leaves_no_target_and_is_taken_up_again(tmp_path: Path, t
     assert (target / "chunk_0.mlpackage").stat().st_ino == before, "a finished part is kept"
 
 
+@pytest.mark.slow
 def test_a_half_written_part_or_state_is_made_again(tmp_path: Path, tiny_bundle: Path) -> None:
     target, stage = tmp_path / "tiny", tmp_path / ".tiny.building"
     (stage / ".part/chunk_0.mlpackage").mkdir(parents=True)
@@ -190,6 +192,7 @@ def test_one_build_of_a_target_at_a_time(tmp_path: Path) -> None:
         build_bundle("tiny", tmp_path / "tiny")
 
 
+@pytest.mark.slow
 def test_two_processes_may_want_the_same_bundle(tmp_path: Path) -> None:
     """The second is refused while the first is at work; afterwards it finds the bundle."""
     target = tmp_path / "tiny"
@@ -242,6 +245,7 @@ def test_parts_that_do_not_join_to_the_model_are_refused(tmp_path: Path, monkeyp
     assert [p.name for p in tmp_path.iterdir()] == ["part"], "no scratch file of a quarter of a gigabyte is left"
 
 
+@pytest.mark.slow
 def test_a_target_filled_during_the_build_is_kept(tmp_path: Path) -> None:
     def fill(step: str, part: float) -> None:
         if step == "heads":

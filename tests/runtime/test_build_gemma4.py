@@ -327,6 +327,7 @@ def test_functions_have_the_published_inputs_and_outputs(
         assert {spec.dtype for spec in [*function.inputs.values(), *function.outputs.values()]} == {"fp16"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("weights", "used", "unused"),
     [
@@ -367,6 +368,7 @@ def test_the_verification_head_shares_the_sequential_ones_weights_or_is_the_publ
     assert ours[1] != theirs[1], "another head: receipts and pending tokens are not the other's"
 
 
+@pytest.mark.slow
 def test_fp16_tables_are_the_embedding_as_it_is_used(tmp_path: Path) -> None:
     bundle = Bundle.open(build(MODEL, tmp_path / "bundle", Packing(sidecars="fp16")))
     assert bundle.config.sidecar_stage == "fp16" and bundle.ple is not None
@@ -407,6 +409,7 @@ def test_a_residual_stream_above_fp16_is_carried(tmp_path: Path) -> None:
     assert relative_error(found[1], found[0]) < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "undone", [Numerics(residual_scale=1.0), Numerics(norm_by_maximum=False)], ids=["whole residual", "plain norm"]
 )

@@ -441,6 +441,7 @@ with_margins = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @with_margins
 def test_what_breaks_plain_verification_is_harmless_with_margins_at_the_measured_threshold(
     bundle: Bundle, ids: list[int]

@@ -21,6 +21,7 @@ PARSES = re.compile(r"_?(?:decode|parse|unpack)(?:_\w+)?|read_\w+")
 
 EXCUSED: dict[str, str] = {
     "kvstore.files": "reads bytes into buffers",
+    "kvstore.keyring": "a key as 64 hex digits",
     "kvstore.waiting": "tells the system what will be read",
     "kvstore.holders": "what the kernel says in /proc/locks",
     "kvstore.mounts": "what the kernel says in /proc/self/mountinfo, and macOS's `mount`",
