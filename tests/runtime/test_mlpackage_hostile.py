@@ -328,4 +328,6 @@ def test_damage_anywhere_is_refused_or_harmless(tmp_path: Path, data: st.DataObj
 
 def test_a_refusal_is_short_however_long_the_file_is() -> None:
     error = PackageError.of("model.mlmodel", "f" * 9000, ["decode"], ["x" * 100_000])
-    assert len(str(error)) < 2500 and "x" * 900 in str(error) and all(len(str(v)) < 1100 for v in error.details.values())
+    assert (
+        len(str(error)) < 2500 and "x" * 900 in str(error) and all(len(str(v)) < 1100 for v in error.details.values())
+    )
