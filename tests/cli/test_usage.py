@@ -101,7 +101,7 @@ SENSELESS: list[tuple[int, str, tuple[str, ...]]] = [
     (2, "expected a path, found an empty string", ("demo", "--keep", "")),
     (2, "found an empty string", ("demo", "--model", "")),
     (2, "-1.0 is not in the range", ("gc", "--keep-days", "-1")),
-    (2, "nan is not a number of days", ("gc", "--keep-days", "nan")),
+    (2, "nan is not a number", ("gc", "--keep-days", "nan")),
     (2, "Give NAME [DIR]", ("bundle", "build")),
     (2, "Give NAME [DIR]", ("bundle", "build", "tiny", "a", "b")),
     (2, "found an empty string", ("bundle", "build", "tiny", "")),

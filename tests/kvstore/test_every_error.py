@@ -26,7 +26,13 @@ from kvstore.testing import other_identity, tokens
 OPTIONAL = {"CoreML", "Foundation", "objc", "coremltools", "gguf", "sentencepiece", "safetensors", "aiohttp", "obstore"}
 """Packages without which a module of ours is not imported here: its errors are tested where it is."""
 
-ELSEWHERE = {"StoreFull": "test_quota", "WouldDeleteMost": "test_prune", "Unreachable": "sync"}
+ELSEWHERE = {
+    "StoreFull": "test_quota",
+    "WouldDeleteMost": "test_prune",
+    "Unreachable": "sync",
+    "SignaturesCorrupt": "test_signatures",
+    "Unsigned": "sync",
+}
 """Errors of the store that it takes more to raise than these few lines; their own tests do."""
 
 FAMILIES = {"KVError", "Missing", "Corrupt", "Refused"}
