@@ -10,7 +10,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import stat
 import sys
 import time
@@ -172,7 +171,7 @@ class Root:
         folder is synced once. On an error nothing of it was renamed and the temporary files are gone, unless a rename or a
         folder sync itself failed: then some may be visible, complete, and the caller must not go on to the next stage.
         """
-        names = [f"{os.getpid():x}-{secrets.token_hex(8)}" for _ in batch]
+        names = [f"{os.getpid():x}-{os.urandom(8).hex()}" for _ in batch]
         with self.folder("tmp") as tmp:
             try:
                 with Unsettled() as unsettled:

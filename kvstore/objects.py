@@ -11,8 +11,7 @@ import os
 import shlex
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from .codec import HEADER, Header, check_object, check_payload, decode_header, decode_object
 from .codec import Kind as FrameKind
@@ -21,6 +20,9 @@ from .errors import FormatTooNew, ObjectCorrupt, ObjectMissing, StoreCorrupt
 from .files import Root, close, read_at, read_parts
 from .planes import fits_planes
 from .waiting import read_ahead
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 AHEAD, AHEAD_FILES = 8 << 20, 32
 """Bytes that the disk is told of before they are read, and objects at most: each holds a descriptor."""
@@ -274,6 +276,8 @@ class Decoding:
     def add(self, work: Unread) -> None:
         """Takes it over; waits where much is under way."""
         if self._pool is None:
+            from concurrent.futures import ThreadPoolExecutor
+
             self._pool = ThreadPoolExecutor(DECODERS, "kvferry-planes")
         self._under_way.append((self._pool.submit(work), work))
         if len(self._under_way) > DECODERS + WAITING:

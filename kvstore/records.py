@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import secrets
+import os
 import shlex
 import time
 import unicodedata
@@ -314,7 +314,7 @@ class Records:
         try:
             self._root.remove(path)
         except (IsADirectoryError, PermissionError):  # what Linux and macOS say of a folder
-            self._root.rename(path, f"trash/ref-{secrets.token_hex(8)}")
+            self._root.rename(path, f"trash/ref-{os.urandom(8).hex()}")
 
     def remove(self, labels: Iterable[str]) -> list[tuple[str, SnapshotDigest | None]]:
         """Removes names: all of them, or none where one is not here (`SnapshotMissing`). Returns what each stood for.

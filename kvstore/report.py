@@ -10,7 +10,6 @@ from .errors import Corrupt, FormatTooNew, KVError, Missing
 from .layout import BLOCK
 from .plaintext import labelled, short, size_text, table
 from .shelf import Shelf
-from .signatures import true_ones
 from .snapshot import Coverage, Snapshot, trimmed, whole
 
 if TYPE_CHECKING:
@@ -89,6 +88,8 @@ def _minute(moment: str) -> str:
 
 def describe(store: Store, name: str, trusted: Mapping[bytes, str] | None = None) -> dict[str, Any]:
     """One snapshot whole. ``trusted``: names of producers by their keys. `SnapshotMissing`, `SignaturesCorrupt`."""
+    from .signatures import true_ones
+
     digest = store.resolve(name)
     snapshot = store.shelf.records.snapshot(digest)
     coverage = store.shelf.records.coverage(digest, snapshot)
